@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
-from discreet.federated.round import dp_fedavg_round
-from discreet.federated.run_context import first_clip_norm
-from discreet.federated.run_plan import cohort_sampling, round_settings
-from discreet.federated.state import State, initial_state
-from discreet.federated.transport import RoundReport
+from discreet.data.examples import Task
+from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
+from discreet.server.round import dp_fedavg_round
+from discreet.server.run_context import first_clip_norm
+from discreet.server.run_plan import cohort_sampling, round_settings
+from discreet.server.state import State, initial_state
+from discreet.server.transport import RoundReport
 from discreet.settings.compose import load_config
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
-from discreet.tasks.examples import Task
-from discreet.tasks.models import build_model, flatten_parameters
 
 Row = dict[str, Any]
 

@@ -31,24 +31,24 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.pfl_rounds import pfl_rounds
-from discreet.client.account import Accounts
-from discreet.client.client import Client
-from discreet.client.policy import ClientPolicy
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainRequest
-from discreet.federated.run_plan import round_settings
+from discreet.data.examples import SHAPES, Examples, Task
+from discreet.data.partition import partition_indices
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import PartialReply
+from discreet.models.models import build_model, flatten_parameters, load_parameters
+from discreet.node.account import Accounts
+from discreet.node.client import Client
+from discreet.node.policy import ClientPolicy
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
+from discreet.protocol.messages import TrainRequest
+from discreet.server.run_plan import round_settings
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.client_examples import ClientExamples, PartitionedExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
-from discreet.tasks.examples import SHAPES, Examples, Task
-from discreet.tasks.models import build_model, flatten_parameters, load_parameters
-from discreet.tasks.partition import partition_indices
 
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[int]], None]

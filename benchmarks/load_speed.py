@@ -25,7 +25,7 @@ from discreet.cli.console import print_table
 from discreet.deployment.local_federation import Federation, empty_federation, wait_until
 from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import server_apps
-from discreet.federated.run_folder import RunFolder
+from discreet.server.run_folder import RunFolder
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 NODES, SIZES = (4, 10, 20, 40), (100_000, 1_000_000, 5_000_000)

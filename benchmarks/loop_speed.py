@@ -30,8 +30,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from benchmarks.opacus_steps import OPACUS_MODES, fixed_for_opacus, opacus_step
-from discreet.central.dpsgd import DPSGD
-from discreet.central.step_account import LoopPrivacy
+from discreet.dpsgd.dpsgd import DPSGD
+from discreet.dpsgd.step_account import LoopPrivacy
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
 

@@ -29,8 +29,8 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.opacus_steps import OPACUS_MODES, opacus_step
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import secure_source
 
 CLIP = 1.0

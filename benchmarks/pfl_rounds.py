@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discreet.data.examples import Task
 from discreet.settings.training import TrainingConfig
 from discreet.simulation.client_examples import ClientExamples
-from discreet.tasks.examples import Task
 
 NOISE_MULTIPLIER = 1.0
 

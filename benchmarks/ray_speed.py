@@ -24,13 +24,13 @@ import torch
 
 from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
-from discreet.federated.run_plan import round_settings
 from discreet.mechanisms.sums import PartialReply
+from discreet.models.models import build_model, flatten_parameters
+from discreet.server.run_plan import round_settings
 from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.engine import engine_of
-from discreet.tasks.models import build_model, flatten_parameters
 
 Row = dict[str, Any]
 

@@ -1,7 +1,7 @@
-"""The ClientApp that every node runs: Discreet's own, from `discreet.client.app`."""
+"""The ClientApp that every node runs: Discreet's own, from `discreet.node.app`."""
 
 from __future__ import annotations
 
-from discreet.client.app import app
+from discreet.node.app import app
 
 __all__ = ["app"]

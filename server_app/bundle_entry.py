@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         use_installed(BUNDLE, sys.path)
     except OtherCodeError as error:
-        from discreet.federated.run_end import end_run  # here alone from the bundle: nothing else runs after it
+        from discreet.protocol.run_end import end_run  # here alone from the bundle: nothing else runs after it
 
         end_run(grid, error)
     from server_app.server_app import main as run_installed

@@ -1,10 +1,10 @@
-"""What the ServerApp does: Discreet's own server, from `discreet.federated.serving`, with this app's strategy."""
+"""What the ServerApp does: Discreet's own server, from `discreet.flower.serving`, with this app's strategy."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from discreet.federated.serving import serve
+from discreet.flower.serving import serve
 from strategies.dp_fedavg import dp_fedavg
 
 main = partial(serve, strategy=dp_fedavg)

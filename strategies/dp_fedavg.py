@@ -17,15 +17,15 @@
               below / (q * population_size) + 1/2. The first rounds    privacy.user.clip.search_rate
               may take longer steps towards the median
 
-`discreet.federated.round` does this, pure; `run_plan` makes its constants of conf, and `training_run` repeats it.
+`discreet.server.round` does this, pure; `run_plan` makes its constants of conf, and `training_run` repeats it.
 Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
 """
 
 from __future__ import annotations
 
-from discreet.federated.session import Session, training_run
-from discreet.federated.training_run import TrainingRun
-from discreet.federated.transport import Transport
+from discreet.server.session import Session, training_run
+from discreet.server.training_run import TrainingRun
+from discreet.server.transport import Transport
 
 
 def dp_fedavg(session: Session, transport: Transport) -> TrainingRun:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dp_accounting import DpEvent
 
-from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.guarantees import resolve_noise, server_mechanism
-from discreet.federated.run_folder import ASKED, RunFolder
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.server.guarantees import resolve_noise, server_mechanism
+from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from discreet.client.policy import ClientPolicy
-from discreet.federated.messages import TrainReply
+from discreet.node.policy import ClientPolicy
+from discreet.protocol.messages import TrainReply
 from tests.planting import Fault, always
 
 
@@ -68,7 +68,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a client adds no share of noise to a masked sum of ratings",
-        "discreet.client.release:noised_vector",
+        "discreet.node.release:noised_vector",
         lambda real: (
             lambda vector, reply, request, source: real(
                 vector if request.work.trains else replace(vector, variance=0), reply, request, source
@@ -84,13 +84,13 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a node's masked vector leaves before it is paid for",
-        "discreet.client.masked_work:MaskedWork.release",
+        "discreet.node.masked_work:MaskedWork.release",
         always(None),
         "federated/test_masked_transport.py::test_each_node_charges_its_own_ledger_what_the_server_charges",
     ),
     Fault(
         "a node charges a shared step to the guarantee of whole clients",
-        "discreet.client.masked_work:MaskedWork.guarantee",
+        "discreet.node.masked_work:MaskedWork.guarantee",
         lambda _: property(lambda self: "user"),
         "federated/test_masked_transport.py"
         "::test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charges_its_own_ledger",
@@ -103,19 +103,19 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a client gives an update in the clear in a run under secure aggregation",
-        "discreet.client.client:Client.answer",
+        "discreet.node.client:Client.answer",
         lambda _: _answered,
         "client/test_secure_doors.py::test_a_client_gives_no_exact_values_of_a_masked_run",
     ),
     Fault(
         "a masked vector is given in a run in the clear",
-        "discreet.client.masked_work:MaskedWork.__post_init__",
+        "discreet.node.masked_work:MaskedWork.__post_init__",
         always(None),
         "client/test_secure_doors.py::test_a_masked_vector_is_not_given_in_a_run_in_the_clear",
     ),
     Fault(
         "the noise of a masked sum may be half of what the owner's policy asks for",
-        "discreet.client.masked_work:check_own_count",
+        "discreet.node.masked_work:check_own_count",
         lambda real: (
             lambda policy, event: real(replace(policy, min_noise_multiplier=policy.min_noise_multiplier / 2), event)
         ),
@@ -123,13 +123,13 @@ MASKED_FAULTS = (
     ),
     Fault(
         "an app behind the mod has no policy",
-        "discreet.client.secure_sum_mod:policy_from",
+        "discreet.flower.secure_sum_mod:policy_from",
         lambda _: lambda node_config: ClientPolicy(),
         "client/test_secure_doors.py::test_each_door_asks_the_owners_policy",
     ),
     Fault(
         "an app behind the mod does not ask its owner's policy",
-        "discreet.client.secure_sum_mod:admit_one",
+        "discreet.flower.secure_sum_mod:admit_one",
         always(None),
         "client/test_secure_doors.py::test_each_door_asks_the_owners_policy",
     ),
@@ -141,13 +141,13 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a node gives keys for a sum that its owner does not allow",
-        "discreet.client.secure_aggregation:check_sums",
+        "discreet.node.secure_aggregation:check_sums",
         always(None),
         "client/test_bound_terms.py::test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow",
     ),
     Fault(
         "a shared step of a client with any number of batches is put on the grid",
-        "discreet.client.admission:MOST_GRADIENTS",
+        "discreet.node.admission:MOST_GRADIENTS",
         lambda _: 2**30,
         "client/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more",
     ),

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.rules.objective import PADDING
-from discreet.privacy.rules.recurrent import ClassesSecond, LSTMLayer
-from discreet.tasks.examples import Examples
+from discreet.data.examples import Examples
+from discreet.per_example.objective import PADDING
+from discreet.per_example.recurrent import ClassesSecond, LSTMLayer
 
 TOKENS, TAGS, LENGTH = 9, 4, 6
 GRU, LAYERS = "tests.sequences:gru", "tests.sequences:layers"

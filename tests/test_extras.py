@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from discreet import extras
+from discreet.data.folder import open_table
+from discreet.data.images import load_mnist
 from discreet.deployment import local_federation
+from discreet.settings import extras
 from discreet.settings.rules import ConfigError
-from discreet.tasks.folder import open_table
-from discreet.tasks.images import load_mnist
 from tests.command import run
 
 ROOT = Path(__file__).resolve().parent.parent

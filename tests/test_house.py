@@ -131,8 +131,8 @@ def test_functions_are_short() -> None:
 # Public signatures that follow those of Flower, or of Opacus, so that code written for them goes on, and the options of
 # the command's verbs.
 AS_ELSEWHERE = {
-    *(f"discreet.federated.strategy.{name}" for name in ("__init__", "start")),
-    "discreet.central.dpsgd.__init__",
+    *(f"discreet.flower.strategy.{name}" for name in ("__init__", "start")),
+    "discreet.dpsgd.dpsgd.__init__",
     *(f"{module_of(path)}.command" for path in (ROOT / "discreet" / "cli").glob("*.py")),
 }
 

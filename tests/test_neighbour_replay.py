@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.client.release import LocalPrivacy, Values, noised_vector, release_step, release_update
-from discreet.federated.answer_sum import AnswerNoise
-from discreet.federated.messages import TrainReply
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.server_optimizer import ServerSGD
-from discreet.federated.state import State, initial_state
+from discreet.accounting.events import fixed_size_round_event, poisson_round_event
+from discreet.data.examples import Examples
+from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
-from discreet.privacy.events import fixed_size_round_event, poisson_round_event
+from discreet.node.release import LocalPrivacy, Values, noised_vector, release_step, release_update
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
+from discreet.protocol.messages import TrainReply
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import State, initial_state
 from discreet.settings.run_config import RunConfig
-from discreet.tasks.examples import Examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay

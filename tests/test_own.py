@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.client.account import Refused
-from discreet.client.nodes import node_client
-from discreet.federated.run_folder import RunFolder
+from discreet.data.datasets import load_task
+from discreet.data.targets import FolderError
+from discreet.node.account import Refused
+from discreet.node.nodes import node_client
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.targets import FolderError
 from tests.client.clients import request
 from tests.command import predict
 from tests.command import simulate as simulate_main

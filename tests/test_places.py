@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.rules import ConfigError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from discreet.federated.deciding_settings import deciding_settings
-from discreet.federated.guarantees import resolve_noise
-from discreet.federated.messages import TrainRequest, request_items, request_of
+from discreet.protocol.messages import TrainRequest, request_items, request_of
+from discreet.server.deciding_settings import deciding_settings
+from discreet.server.guarantees import resolve_noise
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ConfigError

@@ -13,22 +13,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.client.client import Client
-from discreet.client.policy import ClientPolicy
-from discreet.federated.round import dp_fedavg_round
-from discreet.federated.run_plan import round_settings
-from discreet.federated.state import initial_state
+from discreet.data.examples import Examples
 from discreet.mechanisms.sums import UnopenedSum
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.node.client import Client
+from discreet.node.policy import ClientPolicy
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
+from discreet.server.round import dp_fedavg_round
+from discreet.server.run_plan import round_settings
+from discreet.server.state import initial_state
 from discreet.settings.privacy import Sizes
 from discreet.simulation.client_examples import PartitionedExamples, shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import InTheClear
 from discreet.simulation.layer_sequence import sequence_of
-from discreet.tasks.examples import Examples
 from tests.client.clients import DIMS, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import discreet
-from discreet.federated.prices import sampled_prices
+from discreet.server.prices import sampled_prices
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -11,9 +11,9 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from discreet.federated.grid_transport import GridTransport
-from discreet.federated.messages import TrainReply
-from discreet.federated.server_messages import OwnMessages
+from discreet.flower.grid_transport import GridTransport
+from discreet.flower.server_messages import OwnMessages
+from discreet.protocol.messages import TrainReply
 from discreet.settings.run_config import RunConfig, client_settings
 
 app = ServerApp()

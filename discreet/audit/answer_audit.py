@@ -16,22 +16,22 @@ from torch import Tensor
 from discreet.audit.canaries import Auditor, draw_canaries
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.repeated_release import Release, Score, repeated
-from discreet.federated.answer_sum import AnswerNoise, answer_round
-from discreet.federated.guarantees import guarantees_of, server_mechanism
-from discreet.federated.messages import TrainReply
-from discreet.federated.private_statistics import data_query, statistics_noise
-from discreet.federated.query import STATISTICS
-from discreet.federated.round import CohortSampling, RoundSettings, dp_fedavg_round
-from discreet.federated.run_plan import answer_noise, cohort_sampling, evaluation_plan
-from discreet.federated.session import checked, evaluation_query
-from discreet.federated.state import initial_state
+from discreet.data.datasets import load_task
+from discreet.evaluation.answer_sum import AnswerNoise, answer_round
+from discreet.evaluation.private_statistics import data_query, statistics_noise
 from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.models.model_check import num_params_of
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.protocol.messages import TrainReply
+from discreet.queries.query import STATISTICS
+from discreet.server.guarantees import guarantees_of, server_mechanism
+from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
+from discreet.server.run_plan import answer_noise, cohort_sampling, evaluation_plan
+from discreet.server.session import checked, evaluation_query
+from discreet.server.state import initial_state
 from discreet.settings.privacy import PLANNED
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.datasets import load_task
-from discreet.tasks.model_check import num_params_of
 
 LONG = 1e4  # far beyond what an answer is clipped to
 FIRST = 0  # the canary's number among the population's

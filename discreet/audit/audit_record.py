@@ -12,9 +12,9 @@ from scipy.stats import norm
 from discreet import __version__
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.verdict import ASSUMES, SIGNIFICANCE, Judgement, Verdict
-from discreet.federated.run_folder import replace_file
 from discreet.logs import json_ready
 from discreet.reporting.drawing import INK, SERIES, Picture, canvas, to_svg
+from discreet.server.run_folder import replace_file
 
 RECORD, PICTURE = "audit.json", "audit.svg"
 BINS = 40

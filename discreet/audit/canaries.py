@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from torch import Tensor
 
-from discreet.federated.round import RoundSettings
-from discreet.federated.server_optimizer import ServerSGD
-from discreet.federated.state import State
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import CohortSum
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
+from discreet.server.round import RoundSettings
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import State
 from discreet.settings.rules import ConfigError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from discreet.privacy.privacy_ledger import PrivacyLedger
+    from discreet.accounting.privacy_ledger import PrivacyLedger
     from discreet.settings.privacy import PrivacyConfig
 
 Facts = Mapping[str, str | int | float | bool]

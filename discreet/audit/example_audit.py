@@ -14,22 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
-from discreet.client.admission import local_settings
-from discreet.federated.guarantees import noised
+from discreet.data.datasets import load_task
+from discreet.data.examples import Examples, Task
+from discreet.models.dropout import masks_from
+from discreet.models.models import model_for, to_train, trainable
+from discreet.models.scattering import features_of, split_fixed
+from discreet.node.admission import local_settings
 from discreet.privacy.clipping import clip_by_norm
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import source_of
+from discreet.server.guarantees import noised
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.client_examples import client_examples_of
-from discreet.tasks.datasets import load_task
-from discreet.tasks.dropout import masks_from
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.models import model_for, to_train, trainable
-from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,

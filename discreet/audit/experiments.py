@@ -11,7 +11,7 @@ from discreet.audit.federation_audit import audit_federation
 from discreet.audit.local_audit import audit_local
 from discreet.audit.masked_audit import audit_secure, audit_shared_step
 from discreet.audit.user_audit import audit_users
-from discreet.federated.guarantees import guarantees_of, mechanisms_of
+from discreet.server.guarantees import guarantees_of, mechanisms_of
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

@@ -29,20 +29,20 @@ from discreet.audit.canary_scores import Experiment, Scores
 from discreet.audit.user_audit import SeenRun, check_noised, experiment_of, said_first
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
-from discreet.extras import require
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import accounts_itself
-from discreet.federated.messages import TrainReply, decode_request, encode_reply
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_lost import RunLostError
-from discreet.federated.run_plan import round_settings
-from discreet.federated.session import check_secure, checked
-from discreet.federated.state import State
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.models.model_check import num_params_of
 from discreet.privacy.randomness import secure_source
+from discreet.protocol.messages import TrainReply, decode_request, encode_reply
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.guarantees import accounts_itself
+from discreet.server.run_folder import RunFolder
+from discreet.server.run_plan import round_settings
+from discreet.server.session import check_secure, checked
+from discreet.server.state import State
+from discreet.settings.extras import require
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, described
-from discreet.tasks.model_check import num_params_of
 
 logger = logging.getLogger("discreet")
 

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Laplace, Normal
 
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
 from discreet.audit.repeated_release import Score, scores_of
-from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.data.examples import Examples
+from discreet.node.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.privacy import mechanisms
 from discreet.privacy.mechanisms import laplace_step_sensitivity
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.examples import Examples
 from discreet.training.local_training import LocalSettings, settings_without_noise
 
 COORDINATES = 8  # of what is released: more show no more, and cost time

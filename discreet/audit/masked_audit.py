@@ -20,34 +20,34 @@ from discreet.audit.canaries import Auditor, draw_canaries, noised_sum
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.example_audit import model_and_examples
 from discreet.audit.repeated_release import Release, Score, noise_multiplier_of, repeated
-from discreet.client.account import Refused
-from discreet.client.client import Client
-from discreet.client.policy import ClientPolicy
-from discreet.client.release import Values, noised_vector
-from discreet.federated.guarantees import guarantees_of, noised
-from discreet.federated.messages import TRAIN, TrainRequest, Work
-from discreet.federated.query import EVALUATION
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.run_plan import evaluation_plan, round_settings
-from discreet.federated.session import checked, evaluation_query, sizes_of
-from discreet.federated.state import initial_state
+from discreet.data.examples import Examples, Task
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.models.models import flatten_parameters
+from discreet.node.account import Refused
+from discreet.node.client import Client
+from discreet.node.policy import ClientPolicy
+from discreet.node.release import Values, noised_vector
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.messages import TRAIN, TrainRequest, Work
+from discreet.queries.query import EVALUATION
+from discreet.server.guarantees import guarantees_of, noised
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.run_plan import evaluation_plan, round_settings
+from discreet.server.session import checked, evaluation_query, sizes_of
+from discreet.server.state import initial_state
 from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.models import flatten_parameters
 from discreet.training.losses import loss_of
 
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
 LONG = 1e4  # times the norm that clips: the canary's update and answer; times its inputs if it is an example
 LOOKED_AT = 256  # examples, of which the canary is one
 
-# One client's vector, noise included: `discreet.client.release.noised_vector`, or a faulty one in tests.
+# One client's vector, noise included: `discreet.node.release.noised_vector`, or a faulty one in tests.
 MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
 # A request, and the answer that goes into the sum.
 Part = tuple[TrainRequest, Values]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Observation, Releases, Scores
 from discreet.audit.verdict import outlook
-from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

@@ -17,20 +17,20 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
-from discreet.federated.guarantees import guarantees_of, noised
-from discreet.federated.messages import TRAIN, TrainReply, Work
-from discreet.federated.private_evaluation import Unrated
-from discreet.federated.run_plan import plan_of, round_settings
-from discreet.federated.session import checked, prepare
-from discreet.federated.state import State
-from discreet.federated.training_run import TrainingRun
-from discreet.federated.transport import Brought, RoundReport, Transport
+from discreet.evaluation.private_evaluation import Unrated
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import take_all
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.protocol.messages import TRAIN, TrainReply, Work
+from discreet.server.guarantees import guarantees_of, noised
+from discreet.server.run_plan import plan_of, round_settings
+from discreet.server.session import checked, prepare
+from discreet.server.state import State
+from discreet.server.training_run import TrainingRun
+from discreet.server.transport import Brought, RoundReport, Transport
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

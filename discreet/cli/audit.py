@@ -37,9 +37,9 @@ from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement, Verdict, judge
 from discreet.cli.console import print_table
 from discreet.deployment.interruption import ending
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder
 from discreet.logs import log_to
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 
 SHOWN = 10  # rounds that are printed; audit.json has all

@@ -25,7 +25,7 @@ import typer
 from typer import Option
 
 from discreet.cli.console import print_table
-from discreet.federated.prices import LOCAL_PRICES, Price, masked_lines, masked_sum, sampled_prices, secure_prices
+from discreet.server.prices import LOCAL_PRICES, Price, masked_lines, masked_sum, sampled_prices, secure_prices
 from discreet.settings.privacy import EXAMPLE, LOCAL, ZERO_OUT, SecureConfig
 
 

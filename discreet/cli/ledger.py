@@ -29,12 +29,12 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.population_account import ADJACENCIES, LIMIT, Population, create_account, is_account
-from discreet.federated.run_folder import CONFIG, RunFolder
-from discreet.privacy.accounting import pure_epsilon
-from discreet.privacy.events import ACCOUNTANTS
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.accounting.accounting import pure_epsilon
+from discreet.accounting.events import ACCOUNTANTS
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.server.population_account import ADJACENCIES, LIMIT, Population, create_account, is_account
+from discreet.server.run_folder import CONFIG, RunFolder
 from discreet.settings.privacy import GUARANTEES, USER
 from discreet.settings.rules import ConfigError
 

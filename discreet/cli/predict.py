@@ -1,7 +1,7 @@
 """Predicts with the model of a run.
 
 RUN is a run folder. --data is a .csv, .parquet or .npz file, or the name of a data set such as mnist, which means its
-test set. Without --data it is the test set of the run's own data. `read_inputs` in discreet/federated/predictions.py
+test set. Without --data it is the test set of the run's own data. `read_inputs` in discreet/evaluation/predictions.py
 says which columns a file needs. Without --out the predictions go to predictions.csv in the run folder.
 
 examples:
@@ -18,9 +18,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from discreet.federated import predictions
-from discreet.federated.run_folder import replace_file
-from discreet.tasks.datasets import DATASETS, load_task
+from discreet.data.datasets import DATASETS, load_task
+from discreet.evaluation import predictions
+from discreet.server.run_folder import replace_file
 
 
 def command(

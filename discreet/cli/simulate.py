@@ -29,9 +29,9 @@ from typer import Option
 
 from discreet.cli.sweep import Sweep, sweep_of
 from discreet.deployment.interruption import ending, interrupt_below, not_begun, resumable
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder, with_output_folder
 from discreet.logs import log_to
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder, with_output_folder
 from discreet.settings.compose import hydra_on_conf
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

@@ -17,15 +17,15 @@ from typing import Annotated
 
 import typer
 
-from discreet.federated.private_statistics import data_query
-from discreet.federated.query import STATISTICS
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import with_output_folder
-from discreet.federated.session import prepare
-from discreet.federated.written_statistics import written_statistics
+from discreet.data.datasets import load_task
+from discreet.evaluation.private_statistics import data_query
+from discreet.evaluation.written_statistics import written_statistics
+from discreet.queries.query import STATISTICS
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import with_output_folder
+from discreet.server.session import prepare
 from discreet.settings.run_config import client_settings
 from discreet.simulation.in_process import data_answers
-from discreet.tasks.datasets import load_task
 
 
 def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")] = None) -> None:

@@ -16,15 +16,15 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import mechanisms_of
-from discreet.federated.population_account import PopulationAccount
-from discreet.federated.run_folder import RunFolder, read_status
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import json_ready
 from discreet.mechanisms.mechanism import terms_of
+from discreet.queries.scores import SCORES, Rated, rated_in, score_columns
+from discreet.server.guarantees import mechanisms_of
+from discreet.server.population_account import PopulationAccount
+from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.run_config import RunConfig
-from discreet.tasks.scores import SCORES, Rated, rated_in, score_columns
 
 Facts = dict[str, Any]
 

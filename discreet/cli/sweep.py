@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.deployment.interruption import override
-from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
+from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.compose import hydra_on_conf, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 
 
 def backup(ledger: Path, copy: Path) -> DurableLedger:

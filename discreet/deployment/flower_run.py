@@ -17,9 +17,10 @@ from pathlib import Path
 from discreet.deployment.flower_home import flower_environment, flwr_run_command, free_port, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
-from discreet.extras import require
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import (
+from discreet.logs import log_to
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import (
     OVER,
     RunFolder,
     RunStatus,
@@ -28,10 +29,9 @@ from discreet.federated.run_folder import (
     state_of,
     with_output_folder,
 )
-from discreet.federated.run_lost import RunLostError
-from discreet.federated.session import checked
-from discreet.logs import log_to
-from discreet.processes import ray_environment, scratch_folder, tied
+from discreet.server.session import checked
+from discreet.settings.extras import require
+from discreet.simulation.processes import ray_environment, scratch_folder, tied
 
 MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5

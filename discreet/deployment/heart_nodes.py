@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from discreet.data.description import DESCRIPTION
+from discreet.data.heart import HEART_RANGES, read_hospital
 from discreet.deployment.local_federation import POLICY
-from discreet.tasks.description import DESCRIPTION
-from discreet.tasks.heart import HEART_RANGES, read_hospital
 
 TABLE, TARGET = "train.csv", "disease"
 

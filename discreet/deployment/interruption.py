@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from discreet.federated.run_folder import RunFolder, note_interruption, only_writer
-from discreet.federated.run_lost import RunLostError
 from discreet.logs import log_to
-from discreet.processes import heard
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.run_folder import RunFolder, note_interruption, only_writer
 from discreet.settings.rules import ConfigError
+from discreet.simulation.processes import heard
 
 logger = logging.getLogger("discreet")
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from discreet.data.description import DESCRIPTION
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
@@ -27,17 +28,16 @@ from discreet.deployment.flower_home import flower_environment, flwr_run_command
 from discreet.deployment.flower_run import exit_code, follow
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
-from discreet.extras import require
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder, check_output, read_status, state_of, with_output_folder
-from discreet.federated.run_lost import RunLostError
-from discreet.federated.session import check_secure, checked
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
-from discreet.processes import carrying, scratch_folder, tied
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder, check_output, read_status, state_of, with_output_folder
+from discreet.server.session import check_secure, checked
+from discreet.settings.extras import require
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError
-from discreet.tasks.description import DESCRIPTION
+from discreet.simulation.processes import carrying, scratch_folder, tied
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0

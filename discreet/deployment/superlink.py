@@ -24,7 +24,7 @@ from discreet.deployment.flower_fixes import commands
 from discreet.deployment.flower_home import CONNECTION, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.logs import log_to
-from discreet.processes import STARTER, below, heard, listens, tied
+from discreet.simulation.processes import STARTER, below, heard, listens, tied
 
 logger = logging.getLogger("discreet.superlink")
 

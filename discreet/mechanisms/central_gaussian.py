@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 from discreet.mechanisms.mechanism import NOT_COVERED, Slack, Statement, expected_cohort, shared_examples
-from discreet.privacy.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 from discreet.privacy.quantile import (
     BIT_SENSITIVITY,
     LARGEST_NUMBER,

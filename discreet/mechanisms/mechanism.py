@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from discreet.privacy.events import joined_noise_multiplier
+from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL, PLANNED, ClipConfig, Sizes
 

@@ -75,7 +75,7 @@ Replies = Iterable[Reply | PartialReply | UnopenedSum]
 
 
 class Answers(Protocol):
-    """The sum of a cohort's answers to a query: see `discreet.federated.answer_sum`."""
+    """The sum of a cohort's answers to a query: see `discreet.evaluation.answer_sum`."""
 
     def take(self, reply: Any) -> None:
         """Adds a client's answer, or the answers of a part."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from discreet.privacy.events import check_noise_multiplier, check_positive, poisson_round_event
+from discreet.accounting.events import check_noise_multiplier, check_positive, poisson_round_event
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 

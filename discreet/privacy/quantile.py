@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from discreet.privacy.events import check_noise_multiplier, check_positive
+from discreet.accounting.events import check_noise_multiplier, check_positive
 
 # Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32 bears. The slack of
 # `clip_factors` rests on it: the smallest floats are nothing to a clip norm.

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from discreet.accounting.events import check_noise_multiplier
 from discreet.privacy.clipping import clip_to_grid
 from discreet.privacy.discrete_gaussian import discrete_gaussian
-from discreet.privacy.events import check_noise_multiplier
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
@@ -146,7 +146,7 @@ class SecureSum:
         `rates`. All other places of every client's vector hold noise alone, by a public rule."""
         from dp_accounting import NonPrivateDpEvent
 
-        from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+        from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 
         if self.variance == 0:
             return NonPrivateDpEvent()

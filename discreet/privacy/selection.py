@@ -15,8 +15,8 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from discreet.privacy.accounting import Entries, epsilon_spent, rdp_curve
-from discreet.privacy.events import RDP
+from discreet.accounting.accounting import Entries, epsilon_spent, rdp_curve
+from discreet.accounting.events import RDP
 from discreet.privacy.randomness import RandomSource
 
 # By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the limit).

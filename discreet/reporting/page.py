@@ -10,13 +10,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from discreet.federated.run_folder import replace_file
 from discreet.mechanisms.mechanism import Statement
 from discreet.reporting.drawing import Picture
 from discreet.reporting.pictures import pictures_of
 from discreet.reporting.records import RunRecord, find_runs, read_runs
 from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_holder, worst_epsilons
 from discreet.reporting.table import Row, ratings_table, repetitions_table, runs_table, split_same
+from discreet.server.run_folder import replace_file
 from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP
 

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from discreet.federated.guarantees import mechanisms_of
 from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, to_svg
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
+from discreet.server.guarantees import mechanisms_of
 from discreet.settings.privacy import USER
 
 WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discreet.federated.chosen_trial import model_row
-from discreet.federated.guarantees import guarantees_of, mechanisms_of
-from discreet.federated.resuming import flat
-from discreet.federated.run_folder import ASKED, RunFolder
 from discreet.mechanisms.mechanism import Statement
+from discreet.queries.scores import Rated, main_score, rated_in
+from discreet.server.chosen_trial import model_row
+from discreet.server.guarantees import guarantees_of, mechanisms_of
+from discreet.server.resuming import flat
+from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, described
-from discreet.tasks.scores import Rated, main_score, rated_in
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.federated.guarantees import mechanisms_of, server_mechanism
+from discreet.accounting.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spent, pure_epsilon, rdp_epsilon
+from discreet.accounting.events import PLD, RDP, event_from_json
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
 from discreet.mechanisms.mechanism import releases_of, terms_of
-from discreet.privacy.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spent, pure_epsilon, rdp_epsilon
-from discreet.privacy.events import PLD, RDP, event_from_json
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.reporting.records import Pairs, RunRecord
+from discreet.server.guarantees import mechanisms_of, server_mechanism
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, USER
 
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time

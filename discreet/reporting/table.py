@@ -8,9 +8,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from discreet.queries.scores import ERROR, score_columns
 from discreet.reporting.records import RunRecord, group_runs, score_word, tried_settings, tried_values
 from discreet.settings.privacy import GUARANTEES
-from discreet.tasks.scores import ERROR, score_columns
 
 Row = dict[str, str]
 

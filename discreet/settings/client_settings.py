@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from discreet.privacy.events import RDP
+from discreet.accounting.events import RDP
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import MEANS, EvaluationConfig
 from discreet.settings.privacy import (

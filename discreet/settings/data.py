@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
-from discreet.privacy.events import poisson_round_event
+from discreet.accounting.events import poisson_round_event
 from discreet.settings.ranges import (
     FINITE,
     POSITIVE,

@@ -8,7 +8,7 @@ from typing import Annotated
 from discreet.settings.ranges import Count, OpenShare, Positive, different, one_of
 from discreet.settings.rules import section
 
-# What clients can be asked of a model: `discreet.tasks.answers` says of which kind of target.
+# What clients can be asked of a model: `discreet.queries.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
 # Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them by a share 1 / m.
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
@@ -23,7 +23,7 @@ class EvaluationConfig:
         train on; what they answer is noised, and paid for. none: not at all.
       every: private: the model is rated after so many rounds, again and again, and after the last one.
       cohort: own: each model is rated by a cohort drawn for it. same: by the next round's, before it trains.
-      share: of each client's examples that it holds out, by a public rule (`discreet.tasks.partition`).
+      share: of each client's examples that it holds out, by a public rule (`discreet.data.partition`).
       metrics: what clients are asked.
       noise_multiplier: of the noise on the sum of all answers, over what one client can add to it; at example level of
         each client's noise on its own answer, over what one of its examples can add to it; with local privacy of that

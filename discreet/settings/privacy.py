@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from discreet.privacy.events import ACCOUNTANTS, PLD
+from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER
 from discreet.settings.ranges import (
     POSITIVE,

@@ -44,7 +44,7 @@ class SamplingConfig:
 class ServerConfig:
     """The server's optimizer, and how long it waits for a round's replies (seconds).
 
-    None leaves a number to `discreet.federated.server_optimizer`.
+    None leaves a number to `discreet.server.server_optimizer`.
     """
 
     optimizer: Annotated[str, one_of("sgd", "adam", "yogi")] = "sgd"

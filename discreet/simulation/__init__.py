@@ -22,8 +22,8 @@ def simulate(*settings: str, on_round: Callable[[Mapping[str, object]], None] | 
       ConfigError: one line that names the setting that is wrong, before anything starts.
     """
     # Imported here: nobody waits for them who imports one module of this package.
-    from discreet.federated.resuming import run_config
-    from discreet.federated.run_folder import with_output_folder
+    from discreet.server.resuming import run_config
+    from discreet.server.run_folder import with_output_folder
     from discreet.simulation.in_process import simulate as train
 
     config = with_output_folder(run_config(settings))

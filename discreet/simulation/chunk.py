@@ -44,15 +44,7 @@ from discreet.simulation.client_examples import (
 )
 from discreet.simulation.layer_sequence import LayerSequence, ParameterLayout, add_bias
 from discreet.simulation.layers import Dense, Flatten, Params
-from discreet.training.local_training import (
-    LocalSettings,
-    dp_sgd,
-    epoch_order,
-    plain_sgd,
-    sgd,
-    step_batch,
-    step_noise,
-)
+from discreet.training.local_training import LocalSettings, dp_sgd, epoch_order, plain_sgd, sgd, step_batch, step_noise
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.data.examples import Examples, Task
+from discreet.data.partition import held_out_rows, sampled_indices, split_rows, task_partition
 from discreet.settings.data import DataConfig
-from discreet.tasks.examples import Examples, Task
-from discreet.tasks.partition import held_out_rows, sampled_indices, split_rows, task_partition
 
 Numbers = NDArray[np.int64]
 
@@ -151,7 +151,7 @@ class SampledExamples:
 
 @dataclass(frozen=True)
 class TrainedExamples:
-    """The examples that clients train on if they hold a share of them out, by `discreet.tasks.partition`."""
+    """The examples that clients train on if they hold a share of them out, by `discreet.data.partition`."""
 
     every: ClientExamples
     share: float

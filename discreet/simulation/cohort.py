@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.client.account import Accounts, Refused
-from discreet.client.admission import Admitted, admit
-from discreet.client.release import LocalPrivacy, Values, noised_vector, release_update
-from discreet.federated.answer_sum import AnswerNoise, NoisedByClients, sum_for
-from discreet.federated.messages import EPSILONS, TRAIN, TrainRequest, Work
-from discreet.federated.run_plan import answers_of, round_settings
-from discreet.federated.transport import Failure
+from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.mechanisms.sums import PartialReply, ServerRelease
+from discreet.node.account import Accounts, Refused
+from discreet.node.admission import Admitted, admit
+from discreet.node.release import LocalPrivacy, Values, noised_vector, release_update
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.messages import EPSILONS, TRAIN, TrainRequest, Work
+from discreet.server.run_plan import answers_of, round_settings
+from discreet.server.transport import Failure
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import Numbers, table_of

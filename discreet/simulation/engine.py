@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.client.release import LocalNoise, OwnNoise, own_noise
-from discreet.federated.guarantees import mechanisms_of
-from discreet.federated.query import EVALUATION, Query, query_of
+from discreet.data.examples import Task
+from discreet.models.models import load_parameters, model_for, outputs_of
+from discreet.models.scattering import features_of, split_fixed
+from discreet.node.release import LocalNoise, OwnNoise, own_noise
+from discreet.per_example.objective import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.queries.query import EVALUATION, Query, query_of
+from discreet.server.guarantees import mechanisms_of
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.chunk import dual_is_cheaper
@@ -27,9 +30,6 @@ from discreet.simulation.client_examples import (
     shared_examples,
 )
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
-from discreet.tasks.examples import Task
-from discreet.tasks.models import load_parameters, model_for, outputs_of
-from discreet.tasks.scattering import features_of, split_fixed
 from discreet.training.local_training import settings_without_noise
 from discreet.training.losses import loss_of
 

@@ -11,29 +11,29 @@ from typing import ClassVar, TextIO
 import torch
 from torch import Tensor
 
-from discreet.client.account import Accounts, Refused
-from discreet.client.nodes import virtual_client
-from discreet.extras import require
-from discreet.federated.asked_data import normalised
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import accounts_itself, mechanisms_of
-from discreet.federated.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
-from discreet.federated.private_statistics import needs_normaliser
-from discreet.federated.query import Query
-from discreet.federated.session import Session, checked, finish, prepare, training_run
-from discreet.federated.state import Outcome
-from discreet.federated.training_run import OnRound
-from discreet.federated.transport import Failure, RoundAbandoned, Transport
+from discreet.data.examples import Task
+from discreet.evaluation.asked_data import normalised
+from discreet.evaluation.private_statistics import needs_normaliser
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
+from discreet.node.account import Accounts, Refused
+from discreet.node.nodes import virtual_client
 from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
+from discreet.queries.query import Query
+from discreet.server.guarantees import accounts_itself, mechanisms_of
+from discreet.server.session import Session, checked, finish, prepare, training_run
+from discreet.server.state import Outcome
+from discreet.server.training_run import OnRound
+from discreet.server.transport import Failure, RoundAbandoned, Transport
+from discreet.settings.extras import require
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.client_examples import TrainedExamples, client_examples_of
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
-from discreet.tasks.examples import Task
 
 logger = logging.getLogger("discreet")
 

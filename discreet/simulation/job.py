@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from discreet.federated.durable_ledger import LedgerError
-from discreet.federated.run_folder import CONFIG, RunFolder, note_interruption, only_writer
-from discreet.federated.run_lost import RunLostError
+from discreet.ledger.durable_ledger import LedgerError
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 

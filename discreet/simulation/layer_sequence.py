@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discreet.per_example.convolution import Geometry
+from discreet.per_example.objective import Loss, cross_entropy, softmax_minus_one_hot
+from discreet.per_example.recurrent import ClassesSecond, LSTMLayer
+from discreet.per_example.recurrent import LastStep as LastStepModule
+from discreet.per_example.terms import mass, unchanged
 from discreet.privacy.clipping import clip_factors
-from discreet.privacy.rules.convolution import Geometry
-from discreet.privacy.rules.objective import Loss, cross_entropy, softmax_minus_one_hot
-from discreet.privacy.rules.recurrent import ClassesSecond, LSTMLayer
-from discreet.privacy.rules.recurrent import LastStep as LastStepModule
-from discreet.privacy.rules.terms import mass, unchanged
 from discreet.simulation.client_examples import Batch
 from discreet.simulation.layers import (
     CHANNELS_LAST,
@@ -39,7 +39,7 @@ from discreet.simulation.layers import (
 
 Shape = tuple[int, ...]
 
-LARGEST_NORM = 2.0**44  # as in discreet.privacy.per_example, a gradient beyond it counts as zero
+LARGEST_NORM = 2.0**44  # as in discreet.per_example.per_example, a gradient beyond it counts as zero
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.privacy.rules.convolution import Geometry
+from discreet.per_example.convolution import Geometry
 
 Pair = tuple[int, int]
 Params = list[Tensor]  # of a whole model, each (k, ...)

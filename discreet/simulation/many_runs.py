@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn
 
-from discreet.extras import require
-from discreet.federated.progress import log_above
+from discreet.server.progress import log_above
+from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.job import Ended, Job

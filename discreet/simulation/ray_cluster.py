@@ -35,12 +35,12 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import discreet
-from discreet.federated.run_lost import RunLostError
-from discreet.processes import ray_environment, scratch_folder
+from discreet.models.models import OWN, own_builder
+from discreet.protocol.run_lost import RunLostError
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
-from discreet.tasks.models import OWN, own_builder
+from discreet.simulation.processes import ray_environment, scratch_folder
 
 ANY = "auto"
 RETRIES = 3  # of a task whose process or machine was lost

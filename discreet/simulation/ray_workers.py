@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from discreet.federated.run_lost import RunLostError
 from discreet.mechanisms.sums import PartialReply
+from discreet.protocol.run_lost import RunLostError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.cohort import MakesWorkers

@@ -21,9 +21,9 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.run_folder import RunFolder, only_writer
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
+from discreet.server.run_folder import RunFolder, only_writer
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.job import TOLD, Ended, Job, first_line

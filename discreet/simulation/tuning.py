@@ -11,7 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from discreet.federated.chosen_trial import (
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.privacy.randomness import source_of
+from discreet.privacy.selection import TrialCount
+from discreet.queries.scores import main_score
+from discreet.server.chosen_trial import (
     ACCOUNTANT,
     SelectionCost,
     cost_of,
@@ -20,16 +24,12 @@ from discreet.federated.chosen_trial import (
     require_room,
     require_whole,
 )
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import OVER, RunFolder, replace_file, state_of
-from discreet.privacy.randomness import source_of
-from discreet.privacy.selection import TrialCount
+from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job
-from discreet.tasks.scores import main_score
 
 TUNE_FILE = "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
 

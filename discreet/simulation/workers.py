@@ -27,8 +27,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from discreet.federated.run_lost import RunLostError
 from discreet.mechanisms.sums import PartialReply
+from discreet.protocol.run_lost import RunLostError
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one

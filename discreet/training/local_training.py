@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.events import poisson_round_event
+from discreet.accounting.events import poisson_round_event
+from discreet.data.examples import Examples
+from discreet.models.dropout import masks_from
+from discreet.models.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
+from discreet.per_example.objective import Loss
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.rules.objective import Loss
 from discreet.privacy.sampling import poisson_sample
 from discreet.settings.training import TaskConfig, TrainingConfig
-from discreet.tasks.dropout import masks_from
-from discreet.tasks.examples import Examples
-from discreet.tasks.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
 from discreet.training.losses import loss_of
 
 if TYPE_CHECKING:

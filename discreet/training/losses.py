@@ -16,11 +16,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.data.examples import Task
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
+from discreet.per_example.objective import Loss, cross_entropy
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
-from discreet.tasks.examples import Task
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 
 # torch.nn's losses by what they give with reduction="none": a value for each number of the outputs, which must then
 # have the shape of the targets; one for each position; one for each example.

@@ -8,11 +8,11 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import sum_one_by_one
+from discreet.data.examples import Examples
+from discreet.models.dropout import masks_from
+from discreet.models.models import load_parameters, to_train, trainable_part
+from discreet.per_example.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
-from discreet.tasks.dropout import masks_from
-from discreet.tasks.examples import Examples
-from discreet.tasks.models import load_parameters, to_train, trainable_part
 from discreet.training.local_training import LocalSettings
 
 

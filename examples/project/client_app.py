@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from discreet.client.app import app
+from discreet.node.app import app
 
 __all__ = ["app"]

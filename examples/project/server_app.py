@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from discreet.federated.serving import server_app
+from discreet.flower.serving import server_app
 from strategies.dp_fedavg import dp_fedavg
 
 app = server_app(Path(__file__).resolve().parent, dp_fedavg)

@@ -17,8 +17,8 @@ from discreet.audit.canary_scores import Scores
 from discreet.audit.federation_audit import audit_federation, in_federation, kept_checkpoints, scored, words_of
 from discreet.audit.verdict import judge
 from discreet.deployment import local_federation
-from discreet.federated.state import State
 from discreet.privacy.randomness import seeded_source
+from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 import tests.test_replay_faults as planted
+from discreet.accounting.events import poisson_round_event
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
 from discreet.audit.verdict import judge
-from discreet.privacy.events import poisson_round_event
 from discreet.privacy.mechanisms import Gaussian, Laplace
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, seeded_source
 from tests.audit.made import repeated_scores

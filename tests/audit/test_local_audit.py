@@ -6,7 +6,7 @@ import pytest
 
 from discreet.audit.local_audit import audit_local
 from discreet.audit.verdict import judge
-from discreet.client import release
+from discreet.node import release
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from tests.audit.made import halve_the_noise

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.masked_audit import MakeVector, audit_secure, audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
-from discreet.client.release import Values, noised_vector
-from discreet.federated.messages import TrainRequest
-from discreet.federated.session import checked
-from discreet.privacy.per_example import sum_one_by_one
+from discreet.data.examples import Examples
+from discreet.node.release import Values, noised_vector
+from discreet.per_example.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.messages import TrainRequest
+from discreet.server.session import checked
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.examples import Examples
 from discreet.training.shared_step import shared_step
 from tests.client.clients import config
 
@@ -184,7 +184,7 @@ def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(model: nn.Module, params: Tensor, mine: Examples, **how: Any) -> Tensor:
         return shared_step(model, params, Examples(torch.cat([mine.inputs] * 2), torch.cat([mine.targets] * 2)), **how)
 
-    monkeypatch.setattr("discreet.client.client.shared_step", twice)
+    monkeypatch.setattr("discreet.node.client.shared_step", twice)
 
 
 def clipped_for_twice_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.accounting.events import poisson_round_event
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from discreet.central.dpsgd import DPSGD
-from discreet.central.step_account import LoopPrivacy
+from discreet.dpsgd.dpsgd import DPSGD
+from discreet.dpsgd.step_account import LoopPrivacy
 from discreet.privacy.randomness import seeded_source
 from discreet.training.local_training import step_batch, step_noise
 from tests.client.clients import clipped, examples, gradients, linear, params_of

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import TensorDataset
 
-from discreet.central.dpsgd import BatchError
-from discreet.federated.budget import BudgetSpent
+from discreet.dpsgd.dpsgd import BatchError
+from discreet.ledger.budget import BudgetSpent
 from tests.central.loops import BATCH, CLIP, COUNTED, NOISE, PAIRS, SIZE, Made, by_hand, private, run, sgd
 from tests.client.clients import linear, params_of
 

@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 from benchmarks import loop_speed
 from benchmarks.opacus_steps import OPACUS_MODES
-from discreet.central.dpsgd import DPSGD
-from discreet.central.step_account import LoopPrivacy
+from discreet.dpsgd.dpsgd import DPSGD
+from discreet.dpsgd.step_account import LoopPrivacy
 from tests.client.clients import params_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.central.dpsgd import DPSGD, BatchError
+from discreet.dpsgd.dpsgd import DPSGD, BatchError
 from tests.central.loops import COUNTED, PAIRS, private, run
 from tests.client.clients import linear, params_of
 

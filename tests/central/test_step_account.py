@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from discreet.central.dpsgd import BatchError
-from discreet.federated.budget import BudgetSpent
-from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.privacy.events import poisson_round_event
+from discreet.accounting.events import poisson_round_event
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.dpsgd.dpsgd import BatchError
+from discreet.ledger.budget import BudgetSpent
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.privacy_ledger import PrivacyLedger
 from tests.central.loops import BATCH, NOISE, SIZE, private, run
 from tests.client.clients import linear, params_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.prices import LOCAL_PRICES, masked_sum, sampled_prices, secure_prices
+from discreet.server.prices import LOCAL_PRICES, masked_sum, sampled_prices, secure_prices
 from discreet.settings.privacy import SecureConfig
 from tests.command import calibrate as main
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, get_epsilon_gaussian
 
-from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger
 from tests.command import ledger as main
 
 

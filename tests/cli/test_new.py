@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.new import SETTINGS
+from discreet.data.datasets import load_task
 from discreet.settings.compose import load_config
-from discreet.tasks.datasets import load_task
 from tests.command import new as main
 from tests.test_readme import commands
 

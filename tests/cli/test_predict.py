@@ -12,7 +12,9 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from discreet.federated.predictions import (
+from discreet.data.datasets import load_task
+from discreet.data.targets import CLASS, FolderError
+from discreet.evaluation.predictions import (
     indicators_of,
     load_model,
     predict,
@@ -22,8 +24,6 @@ from discreet.federated.predictions import (
 )
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.targets import CLASS, FolderError
 from tests.command import predict as main
 
 RAW, LABELS = load_breast_cancer(return_X_y=True)

@@ -12,10 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from discreet.cli.sweep import sweep_of
-from discreet.federated import guarantees
-from discreet.federated.run_folder import ASKED, RunFolder
-from discreet.federated.state import State
-from discreet.federated.training_run import TrainingRun
+from discreet.server import guarantees
+from discreet.server.run_folder import ASKED, RunFolder
+from discreet.server.state import State
+from discreet.server.training_run import TrainingRun
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.main import main
-from discreet.federated.durable_ledger import DurableLedger
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.cli.status import status_facts, status_lines
-from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.population_account import ADJACENCIES, Population, create_account
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.reporting.page import report_of
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from tests.made_runs import make_run
 
 WORDS = ("data.num_clients=20", "privacy.user.noise_multiplier=4", "sampling.kind=everyone")

@@ -8,8 +8,8 @@ from pathlib import Path
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.population_account import ADJACENCIES, Population, create_account
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from tests.command import simulate as main
 
 EVENT, BUDGET, DELTA, FIT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0)), 1.0, 1e-3, 4

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
-from discreet.federated.chosen_trial import cost_of, publish, require_room
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.guarantees import server_mechanism
-from discreet.federated.known_ledgers import Mark
-from discreet.federated.population_account import ADJACENCIES, Population, create_account
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.state import State
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.ledger.known_ledgers import Mark
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
+from discreet.server.chosen_trial import cost_of, publish, require_room
+from discreet.server.guarantees import server_mechanism
+from discreet.server.population_account import ADJACENCIES, Population, create_account
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

@@ -13,15 +13,15 @@ from omegaconf import OmegaConf
 from scipy import stats
 from torch import Tensor, nn
 
-from discreet.client.account import Accounts
-from discreet.client.client import Client
-from discreet.client.policy import ClientPolicy
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainRequest, request_items
+from discreet.data.examples import Examples
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.account import Accounts
+from discreet.node.client import Client
+from discreet.node.policy import ClientPolicy
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.protocol.messages import TrainRequest, request_items
 from discreet.settings.compose import parse_config
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.examples import Examples
 
 DIMS, CLASSES = 5, 3
 SIZE = DIMS * CLASSES + CLASSES

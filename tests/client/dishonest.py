@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
-from discreet.client.app import train
-from discreet.client.nodes import model_of, shape_of
-from discreet.federated.masked_messages import ASKED, FROZEN, MASKING, asked_bytes, masking_record, terms_of
-from discreet.federated.messages import TrainRequest, request_items
-from discreet.federated.server_messages import encode_request, parameters_record, read_masking_reply
+from discreet.flower.server_messages import encode_request, parameters_record, read_masking_reply
 from discreet.masking.agreement import Terms
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Part, Stage, read_request, write_request
 from discreet.mechanisms.masked_gaussian import MaskedGaussian
 from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.models.models import flatten_parameters
+from discreet.node.app import train
+from discreet.node.nodes import model_of, shape_of
+from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING, asked_bytes, masking_record, terms_of
+from discreet.protocol.messages import TrainRequest, request_items
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
 from discreet.settings.run_config import client_settings
-from discreet.tasks.models import flatten_parameters
 from tests.client.clients import config
 from tests.federated.masked_grid import MASKED, TINY, nodes
 

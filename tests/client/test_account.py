@@ -10,10 +10,10 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampl
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from discreet.client.account import Accounts, Budget, Refused
-from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent
-from discreet.privacy.privacy_ledger import epsilon_of
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+from discreet.accounting.privacy_ledger import epsilon_of
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.node.account import Accounts, Budget, Refused
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from tests.client.clients import ledger_at
 

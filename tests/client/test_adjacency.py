@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from discreet.privacy.accounting import epsilon_spent
+from discreet.accounting.accounting import epsilon_spent
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from discreet.client import account
-from discreet.client.account import Accounts, Refused
-from discreet.client.admission import Admitted, admit
-from discreet.federated.durable_ledger import Charge, DurableLedger
-from discreet.federated.messages import TrainRequest
-from discreet.privacy.events import poisson_round_event
+from discreet.accounting.events import poisson_round_event
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.node import account
+from discreet.node.account import Accounts, Refused
+from discreet.node.admission import Admitted, admit
+from discreet.protocol.messages import TrainRequest
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import EXAMPLE

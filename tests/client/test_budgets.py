@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.state import Outcome
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import Outcome
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 

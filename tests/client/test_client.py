@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-import discreet.client.client
-from discreet.client.account import Refused
-from discreet.client.admission import local_settings
-from discreet.client.client import Client
-from discreet.client.policy import ClientPolicy
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.messages import MalformedMessage, TrainReply
-from discreet.privacy.accounting import epsilon_spent
-from discreet.privacy.events import poisson_round_event
+import discreet.node.client
+from discreet.accounting.accounting import epsilon_spent
+from discreet.accounting.events import poisson_round_event
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.node.account import Refused
+from discreet.node.admission import local_settings
+from discreet.node.client import Client
+from discreet.node.policy import ClientPolicy
+from discreet.protocol.messages import MalformedMessage, TrainReply
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from tests.client.clients import EXAMPLE, LOCAL, OFF, SIZE, client, config, examples, linear, params_of, request
@@ -55,7 +55,7 @@ def test_the_charge_is_on_disk_before_any_work_is_done(
         seen.append(len(DurableLedger(path).releases()))
         return torch.zeros(SIZE)
 
-    monkeypatch.setattr(discreet.client.client, "local_update", spy)
+    monkeypatch.setattr(discreet.node.client, "local_update", spy)
     work(client(examples(9), path), config(*words))
     assert seen == [1]
 

@@ -14,19 +14,19 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
-import discreet.client.client
+import discreet.node.client
 from client_app.client_app import app
-from discreet.client.app import DPClient
-from discreet.client.nodes import share_of
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.masked_messages import MASKING, WHO, masking_record
-from discreet.federated.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
-from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
-from discreet.federated.simulated_clients import leave_ticket
-from discreet.privacy.events import poisson_round_event
+from discreet.accounting.events import poisson_round_event
+from discreet.flower.server_messages import decode_reply, encode_request, parameters_record
+from discreet.flower.simulated_clients import leave_ticket
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.models.models import build_model
+from discreet.node.app import DPClient
+from discreet.node.nodes import share_of
 from discreet.privacy.randomness import secure_source
+from discreet.protocol.masked_messages import MASKING, WHO, masking_record
+from discreet.protocol.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
 from discreet.settings.run_config import RunConfig, client_settings
-from discreet.tasks.models import build_model
 from discreet.training.local_training import LocalSettings, local_update
 from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request_with
 
@@ -164,7 +164,7 @@ def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: py
     def fails(*_: object, **__: object) -> torch.Tensor:
         raise ValueError("the target 7 of owner/data.csv is out of range")
 
-    monkeypatch.setattr(discreet.client.client, "local_update", fails)
+    monkeypatch.setattr(discreet.node.client, "local_update", fails)
     reply = send(asked(run_of(*OFF)))
     assert reply.has_error()
     assert reply.error.code != REFUSED_CODE

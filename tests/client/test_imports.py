@@ -14,10 +14,10 @@ WORK = """
 import sys
 import torch
 import client_app.client_app
-from discreet.client.nodes import virtual_client
+from discreet.node.nodes import virtual_client
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig
-from discreet.federated.messages import TrainRequest, VirtualClient
+from discreet.protocol.messages import TrainRequest, VirtualClient
 data = DataConfig("folder", num_clients=300, partition="natural")
 run = ClientSettings(5, "mlp", 1e-3, "pld", "grid", data, user=UserTerms(True, 1.0, population_size=300))
 request = TrainRequest(1, 0.3, run, VirtualClient(3, "", data_path="examples/own"))
@@ -34,5 +34,5 @@ def test_a_client_without_an_account_imports_no_accounting_and_no_configuration_
         subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip().split(",")
     )
     assert {"torch", "flwr"} <= loaded
-    of_the_server = {"discreet.settings.compose", "discreet.settings.run_config", "discreet.federated.guarantees"}
+    of_the_server = {"discreet.settings.compose", "discreet.settings.run_config", "discreet.server.guarantees"}
     assert sorted(loaded & {*HEAVY, *of_the_server}) == []

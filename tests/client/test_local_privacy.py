@@ -10,12 +10,12 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from discreet.client.account import Refused
-from discreet.client.client import Client
-from discreet.client.release import LocalPrivacy, release_step, release_update, round_privacy
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainReply
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.account import Refused
+from discreet.node.client import Client
+from discreet.node.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.training.local_training import LocalSettings
 from tests.client.clients import (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet.client.secure_aggregation import FORGOTTEN_SECONDS, forget
 from discreet.masking.agreement import MaskingRefused
 from discreet.masking.store import FolderStore, read_state
 from discreet.masking.wire import Stage
+from discreet.node.secure_aggregation import FORGOTTEN_SECONDS, forget
 from tests.masking.federation import RUN, Federation, federation, terms_of
 
 LATER, ANOTHER = FORGOTTEN_SECONDS + 60, "f" * 32

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.client.account import Refused
-from discreet.client.nodes import client_of, node_client, share_of, virtual_client
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
-from discreet.federated.messages import TrainRequest, VirtualClient, Work
-from discreet.federated.simulated_clients import leave_ticket
+from discreet.flower.simulated_clients import leave_ticket
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.node.account import Refused
+from discreet.node.nodes import client_of, node_client, share_of, virtual_client
+from discreet.protocol.messages import TrainRequest, VirtualClient, Work
 from discreet.settings.run_config import RunConfig
 from tests.client.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
 

@@ -14,23 +14,23 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from discreet.client.account import Accounts, Refused
-from discreet.client.admission import Admitted, admit, local_settings
-from discreet.client.client import Client
-from discreet.client.policy import ClientPolicy
-from discreet.client.release import LocalNoise, OwnNoise, own_noise, round_privacy
-from discreet.federated.messages import TrainReply, TrainRequest, Work
-from discreet.federated.query import Query
-from discreet.federated.run_plan import answers_of
+from discreet.data.examples import Examples, TaskShape
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
+from discreet.node.account import Accounts, Refused
+from discreet.node.admission import Admitted, admit, local_settings
+from discreet.node.client import Client
+from discreet.node.policy import ClientPolicy
+from discreet.node.release import LocalNoise, OwnNoise, own_noise, round_privacy
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.protocol.messages import TrainReply, TrainRequest, Work
+from discreet.queries.metric_answers import metric_blocks, metrics_of
+from discreet.queries.query import Query
+from discreet.server.run_plan import answers_of
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.evaluation import MEANS, METRICS
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import client_settings
-from discreet.tasks.examples import Examples, TaskShape
-from discreet.tasks.metric_answers import metric_blocks, metrics_of
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 from tests.client.clients import EXAMPLE, OFF, client, config, examples, ledger_at, linear, params_of, rejects_gaussian
 from tests.replay import replay
 

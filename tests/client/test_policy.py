@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.client.account import Budget, Refused
-from discreet.client.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
 from discreet.mechanisms.mechanism import least_noise
+from discreet.node.account import Budget, Refused
+from discreet.node.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.run_config import RunConfig, client_settings
 from tests.client.clients import EXAMPLE as EXAMPLE_ON

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Stage
+from discreet.server.run_folder import RunFolder
 from tests.federated.masked_grid import Nodes, federated, nodes, stages_of, words_of
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from discreet.client.account import Refused
-from discreet.client.app import train
-from discreet.client.secure_sum_mod import secure_sum_mod
-from discreet.federated.server_messages import encode_request, parameters_record
+from discreet.flower.secure_sum_mod import secure_sum_mod
+from discreet.flower.server_messages import encode_request, parameters_record
 from discreet.masking.wire import Stage
+from discreet.node.account import Refused
+from discreet.node.app import train
 from tests.client.clients import client, examples, linear, params_of
 from tests.client.dishonest import ARRAYS, NAMES, Dishonest, NotGiven, Told, answer_of, server_of
 

@@ -13,8 +13,8 @@ from discreet.deployment.flower_home import CONNECTION, flower_environment, free
 from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.healthy import healthy
 from discreet.deployment.local_federation import START_SECONDS, wait_until
-from discreet.federated.run_folder import RunFolder
-from discreet.processes import scratch_folder, tied
+from discreet.server.run_folder import RunFolder
+from discreet.simulation.processes import scratch_folder, tied
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"

@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
-from discreet.federated import session
-from discreet.federated.masked_transport import MaskedTransport
-from discreet.federated.serving import serve
+from discreet.flower.masked_transport import MaskedTransport
+from discreet.flower.serving import serve
 from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
+from discreet.server import session
 from strategies.dp_fedavg import dp_fedavg
 
 HELD_FOLDER = "DISCREET_TEST_HELD"

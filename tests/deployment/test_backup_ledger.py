@@ -9,7 +9,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from discreet.deployment.backup_ledger import main
-from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger
 
 
 @pytest.fixture

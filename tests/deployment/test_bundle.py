@@ -19,7 +19,7 @@ from server_app.bundle_entry import OtherCodeError, use_installed
 from tests.conftest import REPOSITORY
 
 MOST_LINES = 14_520
-ENTRY = {"server_app/__init__.py", "server_app/bundle_entry.py", "discreet/federated/run_end.py"}
+ENTRY = {"server_app/__init__.py", "server_app/bundle_entry.py", "discreet/protocol/run_end.py"}
 
 # What a node does: its own packages are on the path, and the app's folder comes first.
 IMPORT = """

@@ -14,13 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from discreet.deployment.certificates import (
-    main,
-    make_authority,
-    make_node,
-    make_server,
-    register_node,
-)
+from discreet.deployment.certificates import main, make_authority, make_node, make_server, register_node
 from discreet.settings.rules import ConfigError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from discreet.client.policy import policy_from
 from discreet.deployment.compose_nodes import more_nodes
+from discreet.node.policy import policy_from
 from discreet.settings.compose import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

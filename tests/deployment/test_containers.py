@@ -160,7 +160,7 @@ class AloneNode:
 
 CREATE_LEDGER = ("discreet", "ledger", "create", "/ledger/ledger.db")
 COUNT_RELEASES = (
-    "from pathlib import Path; from discreet.federated.durable_ledger import DurableLedger as L; "
+    "from pathlib import Path; from discreet.ledger.durable_ledger import DurableLedger as L; "
     "l = L(Path('/runs/main/ledger.db')); assert l.verify() == []; print(len(l.releases()))"
 )
 

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from discreet.cli.status import status_lines
-from discreet.client.nodes import share_of
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation, wait_until
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder, read_status
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.nodes import share_of
+from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 

@@ -16,11 +16,11 @@ import torch
 from discreet.deployment import local_federation
 from discreet.deployment.flower_home import flower_environment, free_port
 from discreet.deployment.local_federation import wait_until
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder, RunStatus, read_status
-from discreet.processes import SCRATCH, below
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder, RunStatus, read_status
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
+from discreet.simulation.processes import SCRATCH, below
 from tests.command import run as main
 from tests.command import statistics
 from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening

@@ -9,11 +9,11 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_lines
+from discreet.data.heart import HOSPITALS
 from discreet.deployment.heart_nodes import write_node
 from discreet.deployment.local_federation import main
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder, state_of
-from discreet.tasks.heart import HOSPITALS
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder, state_of
 
 ROUNDS, NOISE = 2, 1.5
 STRICT = "switzerland"

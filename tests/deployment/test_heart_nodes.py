@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from discreet.client.node_data import node_table
-from discreet.client.policy import policy_from
+from discreet.data.datasets import load_task
+from discreet.data.heart import HOSPITALS
+from discreet.data.partition import client_examples
 from discreet.deployment.heart_nodes import main
+from discreet.node.node_data import node_table
+from discreet.node.policy import policy_from
 from discreet.settings.data import DataConfig
-from discreet.tasks.datasets import load_task
-from discreet.tasks.heart import HOSPITALS
-from discreet.tasks.partition import client_examples
 
 BY_HOSPITAL = DataConfig(name="heart", num_clients=4, partition="natural")
 

@@ -18,8 +18,8 @@ import pytest
 from discreet.deployment import interruption
 from discreet.deployment.interruption import resumable
 from discreet.deployment.local_federation import RUN_SECONDS, wait_until
-from discreet.federated.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
-from discreet.federated.run_lost import RunLostError
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from discreet.settings.compose import load_config
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 

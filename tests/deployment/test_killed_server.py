@@ -15,10 +15,10 @@ import torch
 from discreet.deployment.certificates import make_secrets
 from discreet.deployment.local_federation import RUN_SECONDS, Federation, wait_until
 from discreet.deployment.superlink import server_apps
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder, state_of
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.store import FolderStore, NodeState, read_state
 from discreet.masking.wire import Stage
+from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.conftest import REPOSITORY

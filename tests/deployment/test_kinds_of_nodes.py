@@ -9,8 +9,8 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from discreet.deployment.local_federation import demonstration, federation_of, main
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder, state_of
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder, state_of
 from tests.command import new
 from tests.sequences import folder, rows
 

@@ -16,10 +16,10 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, main, wait_until
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.population_account import ADJACENCIES, Population, create_account
-from discreet.federated.run_folder import RunFolder, state_of
-from discreet.federated.run_lost import RunLostError
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.population_account import ADJACENCIES, Population, create_account
+from discreet.server.run_folder import RunFolder, state_of
 from tests.scripts.living import MARK, default_signals, marked
 
 

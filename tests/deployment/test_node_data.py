@@ -11,9 +11,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from discreet.client.account import Refused
-from discreet.client.node_data import main, node_table
-from discreet.client.nodes import model_of, node_examples, shape_of
+from discreet.node.account import Refused
+from discreet.node.node_data import main, node_table
+from discreet.node.nodes import model_of, node_examples, shape_of
 from discreet.settings.compose import load_config
 from discreet.settings.run_config import client_settings
 

@@ -19,22 +19,16 @@ from prometheus_client import generate_latest
 from discreet.cli.status import status_facts, status_lines
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.healthy import healthy
-from discreet.federated.run_folder import (
-    METRICS,
-    RunFolder,
-    RunStatus,
-    only_writer,
-    write_status,
-)
-from discreet.federated.serving import config_of
-from discreet.federated.telemetry import GAUGES, RunCollector, serving_metrics
-from discreet.federated.training_run import after_round
-from discreet.federated.transport import Failure, RoundReport
+from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
+from discreet.queries.scores import SCORES
+from discreet.server.run_folder import METRICS, RunFolder, RunStatus, only_writer, write_status
+from discreet.server.telemetry import GAUGES, RunCollector, serving_metrics
+from discreet.server.training_run import after_round
+from discreet.server.transport import Failure, RoundReport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.tasks.scores import SCORES
 from tests.command import status as status_main
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
@@ -168,7 +162,7 @@ def test_a_port_that_is_taken_costs_the_metrics_and_not_the_run(
 
 def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from discreet.federated.run_folder import only_writer\n"
+        "import sys; from pathlib import Path; from discreet.server.run_folder import only_writer\n"
         "with only_writer(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.local_federation import wait_until
-from discreet.processes import below
+from discreet.simulation.processes import below
 from tests.scripts.living import MARK, marked
 
 SECONDS = 60
@@ -22,7 +22,7 @@ SECONDS = 60
 TREE = "sleep 997 & setsid sleep 998 & sh -c 'setsid sleep 999 & exit' ; wait"
 STARTER = f"""
 import subprocess
-from discreet.processes import scratch_folder, tied
+from discreet.simulation.processes import scratch_folder, tied
 
 with scratch_folder() as folder:
     (folder / "a").touch()

@@ -12,8 +12,8 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_facts
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder
 from tests.deployment.app_runs import QUICKSTART, ROOT, private_copy, run_folder_of, run_simulated, run_with_processes
 
 NUMPY_APP = ROOT / "tests" / "deployment" / "numpy_app"

@@ -15,7 +15,7 @@ import pytest
 from discreet.deployment.flower_home import CONNECTION
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation, wait_until
 from discreet.deployment.superlink import server_apps
-from discreet.processes import STARTER, below
+from discreet.simulation.processes import STARTER, below
 from tests.deployment.link_state import LinkState
 
 

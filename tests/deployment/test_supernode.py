@@ -16,7 +16,7 @@ from flwr.common.config import parse_config_args
 from discreet.deployment.flower_fixes import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.supernode import main
-from discreet.federated.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger
 from tests.client.clients import ledger_at
 
 COMMON = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key", "node.key")

@@ -12,15 +12,15 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.client.app import train
 from discreet.deployment.certificates import make_node, make_peers
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.masked_messages import MASKING, WHO, read_masking
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.serving import run
-from discreet.federated.state import State
+from discreet.flower.serving import run
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Stage, read_request
+from discreet.node.app import train
+from discreet.protocol.masked_messages import MASKING, WHO, read_masking
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import State
 from strategies.dp_fedavg import dp_fedavg
 
 TINY = ("data.name=breast_cancer", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone")

@@ -9,14 +9,14 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from discreet.federated.answer_sum import AnswerNoise, AnswerSum, answer_round
-from discreet.federated.messages import TrainReply
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.server_optimizer import ServerSGD
-from discreet.federated.state import initial_state
+from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
+from discreet.evaluation.answer_sum import AnswerNoise, AnswerSum, answer_round
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.privacy.events import joined_noise_multiplier, poisson_round_event
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import initial_state
 from tests.client.clients import rejects_gaussian
 from tests.replay import replay
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from discreet.federated.messages import MalformedMessage, TrainReply, Work, decode_request, encode_reply
-from discreet.federated.server_messages import OwnMessages
+from discreet.flower.server_messages import OwnMessages
+from discreet.protocol.messages import MalformedMessage, TrainReply, Work, decode_request, encode_reply
 from discreet.settings.run_config import RunConfig, client_settings
 
 MESSAGES = OwnMessages(client_settings(RunConfig()), {"evaluation": 2})

@@ -9,8 +9,8 @@ from collections import Counter
 
 from scipy import stats
 
-from discreet.federated.round import CohortSampling
 from discreet.privacy.randomness import seeded_source
+from discreet.server.round import CohortSampling
 
 DRAWS, ALARM = 3000, 1e-9
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import discreet.federated.session
-from discreet.federated.divergence import divergence
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.state import Outcome
+import discreet.server.session
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.queries.metrics import Evaluation
+from discreet.server.divergence import divergence
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import Outcome
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.tasks.metrics import Evaluation
 
 SMALL = ["data.name=breast_cancer", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
 PRIVATE = ["privacy.user.noise_multiplier=1", "sampling.probability=0.5", "seed=60913"]
@@ -38,7 +38,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The losses that the public test set will show, in order."""
     losses = list(FALLS_THEN_GROWS)
     monkeypatch.setattr(
-        discreet.federated.session, "evaluate", lambda *_, **__: Evaluation(losses.pop(0), {"accuracy": 0.5}, 1)
+        discreet.server.session, "evaluate", lambda *_, **__: Evaluation(losses.pop(0), {"accuracy": 0.5}, 1)
     )
     return losses
 

@@ -14,9 +14,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
 from discreet.deployment.backup_ledger import backup
-from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.federated.known_ledgers import STATE_VARIABLE
-from discreet.federated.run_folder import only_writer
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.ledger.known_ledgers import STATE_VARIABLE
+from discreet.server.run_folder import only_writer
 
 WRITERS, FILES = 4, 10
 EVENT = PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))

@@ -15,10 +15,13 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from flwr.app import Context, RecordDict
 
-from discreet.federated import durable_ledger, known_ledgers, run_end, run_folder, serving
-from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.federated.known_ledgers import STATE_VARIABLE
-from discreet.federated.run_folder import RunFolder, state_of
+from discreet.flower import serving
+from discreet.ledger import durable_ledger, known_ledgers
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.ledger.known_ledgers import STATE_VARIABLE
+from discreet.protocol import run_end
+from discreet.server import run_folder
+from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from tests.command import simulate
 

@@ -21,12 +21,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from numpy.typing import NDArray
 
-from discreet.federated.grid_transport import GridTransport, Sending, VirtualClients
-from discreet.federated.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
-from discreet.federated.round import CohortSampling
-from discreet.federated.server_messages import OwnMessages
-from discreet.federated.transport import Failure, MessagesTooLarge
+from discreet.flower.grid_transport import GridTransport, Sending, VirtualClients
+from discreet.flower.server_messages import OwnMessages
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
+from discreet.server.round import CohortSampling
+from discreet.server.transport import Failure, MessagesTooLarge
 from discreet.settings.run_config import RunConfig, client_settings
 
 RUN = client_settings(RunConfig())

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from discreet.client.nodes import node_client
-from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.federated.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.ledger.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
+from discreet.node.nodes import node_client
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate

@@ -10,12 +10,12 @@ import torch
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.masked_messages import MASKING, read_masking
-from discreet.federated.run_folder import RunFolder, read_status
-from discreet.federated.simulation_keys import FOLDER
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.agreement import Terms
 from discreet.masking.wire import Part, Stage, read_request
+from discreet.protocol.masked_messages import MASKING, read_masking
+from discreet.protocol.simulation_keys import FOLDER
+from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.federated.masked_grid import Lost, Nodes, ServerKilled, federated, nodes, stages_of, virtual, words_of

@@ -16,7 +16,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.federated.messages import (
+from discreet.flower.server_messages import decode_reply, encode_request, parameters_record
+from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.grid import grid_for
+from discreet.protocol.messages import (
     VERSION,
     MalformedMessage,
     TrainReply,
@@ -27,9 +30,6 @@ from discreet.federated.messages import (
     request_items,
     request_of,
 )
-from discreet.federated.server_messages import decode_reply, encode_request, parameters_record
-from discreet.privacy.clipping import ClippedSum, GridSum
-from discreet.privacy.grid import grid_for
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig, NormaliserConfig
 from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig

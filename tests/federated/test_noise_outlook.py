@@ -11,9 +11,9 @@ from statistics import fmean
 
 import pytest
 
-from discreet.federated.guarantees import resolve_noise
-from discreet.federated.noise_outlook import NoiseOutlook, check_noise, noise_outlook
-from discreet.privacy.noise_ratio import LARGEST_DRIVE, noise_ratio
+from discreet.accounting.noise_ratio import LARGEST_DRIVE, noise_ratio
+from discreet.server.guarantees import resolve_noise
+from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import Result
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from discreet.federated.array_layout import layout_of
-from discreet.federated.messages import MalformedMessage
+from discreet.flower.array_layout import layout_of
+from discreet.protocol.messages import MalformedMessage
 from tests.federated.flower_apps import Answer, Nodes, status_of, strategy, values_of
 
 Arrays = list[NDArray[np.float32]]

@@ -13,11 +13,11 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.federated.budget import BudgetSpent, ServerBudget
-from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.federated.population_account import ADJACENCIES, Population, PopulationAccount, create_account
-from discreet.federated.run_folder import RunFolder
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.ledger.budget import BudgetSpent, ServerBudget
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.server.population_account import ADJACENCIES, Population, PopulationAccount, create_account
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

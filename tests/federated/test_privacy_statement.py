@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from discreet.federated.guarantees import guarantees_of
-from discreet.federated.run_context import guarantee_lines
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
+from discreet.server.guarantees import guarantees_of
+from discreet.server.run_context import guarantee_lines
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 

@@ -14,24 +14,24 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
-from discreet.federated.answer_sum import answer_round
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import resolve_noise, server_mechanism
-from discreet.federated.messages import TrainReply
-from discreet.federated.private_statistics import ask, data_shape, statistics_noise
-from discreet.federated.query import Query
-from discreet.federated.run_context import RunContext
-from discreet.federated.session import checked
+from discreet.data.datasets import load_task
+from discreet.evaluation.answer_sum import answer_round
+from discreet.evaluation.private_statistics import ask, data_shape, statistics_noise
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import releases_of
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.queries.answers import Block
+from discreet.queries.query import Query
+from discreet.queries.statistic_answers import statistic_blocks
+from discreet.server.guarantees import resolve_noise, server_mechanism
+from discreet.server.run_context import RunContext
+from discreet.server.session import checked
 from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
-from discreet.tasks.answers import Block
-from discreet.tasks.datasets import load_task
-from discreet.tasks.statistic_answers import statistic_blocks
 from tests.replay import replay
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
@@ -102,7 +102,7 @@ def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatc
     monkeypatch.setattr(ClippedSum, "add", lambda self, rows: self.total.add_(rows.double().sum(0)))
     config = config_of("privacy.noise=float")
     block = Block("moments", 60, 1.0, 1.0, lambda *_: torch.ones(60, dtype=torch.float64), read=lambda _: {})
-    monkeypatch.setattr("discreet.federated.query.within", lambda answer, bound: answer)
+    monkeypatch.setattr("discreet.queries.query.within", lambda answer, bound: answer)
     liar = replace(query(config), blocks=(block,))
     corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
     assert replay(mechanism(config, liar), corner, clients_with()).faults

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.federated.messages import TrainReply
-from discreet.federated.progress import Progress
-from discreet.federated.transport import Failure
 from discreet.mechanisms.sums import PartialReply
+from discreet.protocol.messages import TrainReply
+from discreet.server.progress import Progress
+from discreet.server.transport import Failure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = ["rounds=3", "data.num_clients=20", "training.epochs=1", "privacy.user.noise_multiplier=1", "seed=37"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment import local_federation
-from discreet.federated.guarantees import resolve_noise
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder
+from discreet.server.guarantees import resolve_noise
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

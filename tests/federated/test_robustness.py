@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TRAIN, TrainReply, Work
-from discreet.federated.run_folder import RunFolder, read_status
-from discreet.federated.session import Session, finish, prepare, training_run
-from discreet.federated.state import State
-from discreet.federated.transport import Failure
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.models import models
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
+from discreet.protocol.messages import TRAIN, TrainReply, Work
+from discreet.server.run_folder import RunFolder, read_status
+from discreet.server.session import Session, finish, prepare, training_run
+from discreet.server.state import State
+from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.tasks import models
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
 SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from discreet.federated.roc import RocPoint, write_roc
+from discreet.evaluation.roc import RocPoint, write_roc
 
 FIRST, SECOND = (RocPoint("class 1", score, 0.25, 0.5, 0.125, 0.0625) for score in (0.5, 0.0))
 

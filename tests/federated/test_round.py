@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from discreet.federated.messages import TrainReply
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.run_plan import round_settings
-from discreet.federated.server_optimizer import ServerSGD
-from discreet.federated.session import checked, sizes_of
-from discreet.federated.state import State, initial_state
+from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import PlainSum, UnopenedSum
-from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.run_plan import round_settings
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.session import checked, sizes_of
+from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 
 SIZE = 20_000

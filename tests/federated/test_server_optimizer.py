@@ -19,24 +19,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import discreet
-from discreet.federated.flower_app import FlowerApp
-from discreet.federated.messages import TrainReply
-from discreet.federated.resuming import run_config
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.server_optimizer import (
-    ServerAdam,
-    ServerOptimizer,
-    ServerSGD,
-    ServerYogi,
-    apply,
-    server_optimizer,
-)
-from discreet.federated.state import State, initial_state
+from discreet.accounting.events import poisson_round_event
+from discreet.flower.flower_app import FlowerApp
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import PlainSum
-from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.server.resuming import run_config
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.run_folder import RunFolder
+from discreet.server.server_optimizer import ServerAdam, ServerOptimizer, ServerSGD, ServerYogi, apply, server_optimizer
+from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

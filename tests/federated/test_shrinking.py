@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from discreet.federated.messages import TrainReply
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.server_optimizer import ServerSGD
-from discreet.federated.state import State, initial_state
+from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import PlainSum
-from discreet.privacy.events import poisson_round_event
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import State, initial_state
 
 SIZE, C, Z, COHORT = 20_000, 0.5, 2.0, 10.0
 PRIVATE = UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z))

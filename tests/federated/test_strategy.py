@@ -21,12 +21,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file
 
 import discreet
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.predictions import load_model
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.strategy import DPFedAvg
+from discreet.evaluation.predictions import load_model
+from discreet.flower.strategy import DPFedAvg
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.reporting.records import read_runs
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from tests.command import ledger, report, status
 from tests.federated.flower_apps import (

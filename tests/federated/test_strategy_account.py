@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.population_account import ADJACENCIES, Population, create_account
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import run, status_of
 

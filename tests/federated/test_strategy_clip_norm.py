@@ -15,8 +15,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.supercore.task_identity import TaskIdentity
 
 from discreet import DPFedAvg, PrivateEvaluation
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder
 from tests.conftest import REPOSITORY
 from tests.federated.flower_apps import START, Answer, Nodes, arrays, changed_by, run, strategy, values_of
 

@@ -11,7 +11,7 @@ from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import discreet
-from discreet.federated.run_folder import RunFolder
+from discreet.server.run_folder import RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import NODES, Answer, Nodes, changed_by, run

@@ -11,8 +11,8 @@ import torch
 from flwr.app import Error, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.federated.run_folder import RunFolder
 from discreet.privacy.randomness import RandomSource
+from discreet.server.run_folder import RunFolder
 from tests.federated.flower_apps import START, Answer, Nodes, arrays, changed_by, replying, run, values_of
 from tests.replay import Replay, replay
 

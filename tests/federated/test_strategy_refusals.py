@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.federated.array_layout import layout_of
-from discreet.federated.strategy import DPFedAvg
+from discreet.flower.array_layout import layout_of
+from discreet.flower.strategy import DPFedAvg
 from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import (
     NODES,

@@ -10,8 +10,8 @@ import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.federated.durable_ledger import DurableLedger, LedgerError
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import NODES, START, Nodes, arrays, run, status_of, strategy, values_of
 

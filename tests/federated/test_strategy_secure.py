@@ -11,9 +11,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import discreet
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.masked_messages import MASKING
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.protocol.masked_messages import MASKING
+from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import NODES, SETTINGS, Answer, Nodes, arrays, changed_by, replying, run, values_of
 

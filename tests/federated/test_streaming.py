@@ -12,16 +12,16 @@ import torch
 from flwr.app import Array, Message
 from flwr.supercore.task_identity import TaskIdentity
 
-import discreet.federated.grid_transport
-from discreet.federated.grid_transport import GridTransport
-from discreet.federated.messages import TrainReply, encode_reply
-from discreet.federated.round import RoundSettings, dp_fedavg_round
-from discreet.federated.server_messages import OwnMessages
-from discreet.federated.server_optimizer import ServerSGD
-from discreet.federated.state import initial_state
-from discreet.federated.transport import RoundReport
+import discreet.flower.grid_transport
+from discreet.flower.grid_transport import GridTransport
+from discreet.flower.server_messages import OwnMessages
 from discreet.mechanisms.sums import PlainSum
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply, encode_reply
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import initial_state
+from discreet.server.transport import RoundReport
 from discreet.settings.run_config import RunConfig, client_settings
 
 SIZE, AT_ONCE = 100, 4
@@ -61,7 +61,7 @@ class EagerGrid:
 def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(discreet.federated.grid_transport, "PULL_FLOATS", AT_ONCE * SIZE)
+    monkeypatch.setattr(discreet.flower.grid_transport, "PULL_FLOATS", AT_ONCE * SIZE)
     gc.disable()
     yield
     gc.enable()

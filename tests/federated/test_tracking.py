@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.run_folder import RunFolder
+from discreet.server.run_folder import RunFolder
 from examples.trackers import mlflow_rounds, tensorboard_rounds
 
 FEW = (

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from discreet.federated import training_run as training
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.progress import round_line
-from discreet.federated.run_folder import RunFolder, state_of
-from discreet.federated.session import prepare, training_run
-from discreet.federated.transport import Failure
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server import training_run as training
+from discreet.server.progress import round_line
+from discreet.server.run_folder import RunFolder, state_of
+from discreet.server.session import prepare, training_run
+from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

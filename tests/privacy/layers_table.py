@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.per_example.objective import Loss, cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.training.losses import per_example_loss
 from tests.privacy.layers_cases import GROUPS, LOSSES, Case, Run
 from tests.privacy.test_per_example_oracle import clipped_sum

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from discreet.privacy.accounting import PRIMIHUB_ORDERS, epsilon_spent, pure_epsilon, rdp_epsilon
-from discreet.privacy.events import ACCOUNTANTS, fixed_size_round_event, poisson_round_event
+from discreet.accounting.accounting import PRIMIHUB_ORDERS, epsilon_spent, pure_epsilon, rdp_epsilon
+from discreet.accounting.events import ACCOUNTANTS, fixed_size_round_event, poisson_round_event
 
 PUBLISHED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "reference" / "published_epsilons.json").read_text()

@@ -8,9 +8,9 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, NoOpDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.privacy.accounting import epsilon_spent, pure_epsilon
-from discreet.privacy.calibration import epsilon_schedule, noise_multiplier_for_epsilon, rounds_within
-from discreet.privacy.events import fixed_size_round_event, poisson_round_event
+from discreet.accounting.accounting import epsilon_spent, pure_epsilon
+from discreet.accounting.calibration import epsilon_schedule, noise_multiplier_for_epsilon, rounds_within
+from discreet.accounting.events import fixed_size_round_event, poisson_round_event
 
 
 def sampled(noise: float) -> DpEvent:

@@ -9,11 +9,11 @@ import pytest
 from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
 from numpy.typing import NDArray
 
-from discreet.privacy.accounting import epsilon_spent, merged, pure_epsilon, rdp_curve
-from discreet.privacy.calibration import noise_multiplier_for_epsilon
-from discreet.privacy.distributed_gaussian import DistributedDiscreteGaussianDpEvent, convolution_gap
-from discreet.privacy.events import event_from_json, event_to_json, releases_in
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.accounting.accounting import epsilon_spent, merged, pure_epsilon, rdp_curve
+from discreet.accounting.calibration import noise_multiplier_for_epsilon
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent, convolution_gap
+from discreet.accounting.events import event_from_json, event_to_json, releases_in
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.privacy.secure_grid import SecureCohort, secure_sum
 
 Event = DistributedDiscreteGaussianDpEvent

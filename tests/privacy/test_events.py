@@ -19,7 +19,7 @@ from dp_accounting import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.privacy.events import event_from_json, event_to_json, fixed_size_round_event, poisson_round_event
+from discreet.accounting.events import event_from_json, event_to_json, fixed_size_round_event, poisson_round_event
 
 noises = st.floats(min_value=0, max_value=1e300)
 plain_events = st.one_of(

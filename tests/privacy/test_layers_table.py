@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.privacy.per_example import RULES
+from discreet.per_example.per_example import RULES
 from tests.privacy.layers_cases import BASES, GROUPS, LOSSES
 from tests.privacy.layers_table import MARK, PAGE, losses, section, tried
 

@@ -9,7 +9,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampl
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
-from discreet.privacy.loss_distribution import FINEST_INTERVAL, composed_epsilon, loss_masses
+from discreet.accounting.loss_distribution import FINEST_INTERVAL, composed_epsilon, loss_masses
 
 SAMPLED = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.3))
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum
-from discreet.privacy.rules.objective import cross_entropy
-from discreet.privacy.rules.recurrent import LSTMLayer
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.per_example.recurrent import LSTMLayer
 from tests.privacy.test_per_example_oracle import Loss, assert_matches, clipped_sum, fast_sum, single_gradients
 
 
@@ -210,7 +210,7 @@ def test_what_stood_in_the_memory_of_a_sum_does_not_matter(
     expected, _ = fast_sum(model, inputs, targets, clip=0.5)
     new_empty = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda *args, **options: new_empty(*args, **options).fill_(math.nan))
-    monkeypatch.setattr("discreet.privacy.per_example._BUILT_FLOATS", built_at_once)
+    monkeypatch.setattr("discreet.per_example.per_example._BUILT_FLOATS", built_at_once)
     total, _ = fast_sum(model, inputs, targets, clip=0.5)
     torch.testing.assert_close(total, expected)
     assert total.isfinite().all()

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import per_example_speed as per_example
 from benchmarks.opacus_steps import OPACUS_MODES
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.per_example.per_example import clipped_gradient_sum
 
 
 @pytest.mark.slow

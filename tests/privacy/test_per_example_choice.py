@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, layers_with_rules
+from discreet.per_example.per_example import clipped_gradient_sum, layers_with_rules
 from tests.privacy.test_per_example_oracle import assert_matches
 
 Model = TypeVar("Model", bound=nn.Module)

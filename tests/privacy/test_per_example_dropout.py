@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, l1_clipped_gradient_sum, layers_with_rules
-from discreet.privacy.rules.objective import cross_entropy
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum, layers_with_rules
 from tests.privacy.test_per_example_oracle import clipped_sum
 
 

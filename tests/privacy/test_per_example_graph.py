@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.privacy.per_example import _way, clipped_gradient_sum
-from discreet.privacy.rules.objective import cross_entropy, objective_of
+from discreet.per_example.objective import cross_entropy, objective_of
+from discreet.per_example.per_example import _way, clipped_gradient_sum
 from tests.privacy.test_per_example_choice import seeded
 from tests.privacy.test_per_example_oracle import assert_matches
 
@@ -167,7 +167,7 @@ def built_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*batch: object) -> None:
         raise ByTorchFunc
 
-    monkeypatch.setattr("discreet.privacy.per_example.built_terms", raises)
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", raises)
 
 
 @pytest.mark.usefixtures("built_is_an_error")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.privacy.rules.objective import cross_entropy
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -13,9 +13,9 @@ import pytest
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 from scipy import fft
 
-from discreet.privacy import loss_distribution
-from discreet.privacy.accounting import epsilon_spent
-from discreet.privacy.loss_distribution import LossMasses, composed_epsilon, loss_masses
+from discreet.accounting import loss_distribution
+from discreet.accounting.accounting import epsilon_spent
+from discreet.accounting.loss_distribution import LossMasses, composed_epsilon, loss_masses
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from tests.privacy.inversion import Counts, TooWideError, delta_of
 

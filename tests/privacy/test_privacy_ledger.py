@@ -10,7 +10,7 @@ from dp_accounting import (
     UnsupportedDpEvent,
 )
 
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.accounting.privacy_ledger import PrivacyLedger
 
 ROUND = PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0))
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.privacy.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.privacy.rules.objective import Loss
+from discreet.per_example.objective import Loss
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.training.losses import per_example_loss
 from tests.privacy.test_per_example_choice import batch, seeded
 from tests.privacy.test_per_example_graph import Forward

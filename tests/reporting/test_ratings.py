@@ -10,14 +10,14 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_facts, status_lines
-from discreet.federated.durable_ledger import Charge
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import Charge
 from discreet.reporting.drawing import canvas
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import draw_errors, pictures_of
 from discreet.reporting.records import RunRecord, read_runs
 from discreet.reporting.spending import ratings_cost
 from discreet.reporting.table import ratings_table
+from discreet.server.run_folder import RunFolder
 from tests.made_runs import make_run
 
 WORDS = (

@@ -13,13 +13,13 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.federated.run_folder import RunFolder
 from discreet.reporting.drawing import SERIES
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import coloured, frontier
 from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
 from discreet.reporting.spending import choice_costs, epsilon_curves, spent_by_holder, worst_epsilons
 from discreet.reporting.table import repetitions_table, runs_table, split_same
+from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.tuning import score
 from tests.made_runs import ENDED, charge_clients, make_run

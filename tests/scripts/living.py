@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder, read_status
-from discreet.processes import below, carrying
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder, read_status
+from discreet.simulation.processes import below, carrying
 
 MARK = "DISCREET_TEST_MARK"
 LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # as /proc/net writes addresses

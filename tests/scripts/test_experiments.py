@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.run_folder import RunFolder
 from discreet.reporting.page import report_of
 from discreet.reporting.records import find_runs, read_runs
+from discreet.server.run_folder import RunFolder
 from discreet.settings.places import conf_folder
 from tests.command import simulate as main
 from tests.tasks.test_images import write_cifar, write_femnist, write_mnist

@@ -14,10 +14,10 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder, read_status
-from discreet.federated.serving import run
-from discreet.federated.transport import MessagesTooLarge
+from discreet.flower.serving import run
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder, read_status
+from discreet.server.transport import MessagesTooLarge
 from discreet.settings.compose import load_config
 from strategies.dp_fedavg import dp_fedavg
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from discreet.data.examples import Examples
+from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.chunk import Chunk, Draws, SeededDraws, chunk_updates
 from discreet.simulation.client_examples import Numbers, SharedExamples, shared_examples, table_of
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
-from discreet.tasks.examples import Examples
-from discreet.tasks.models import build_model, flatten_parameters
 from discreet.training.local_training import LocalSettings, local_update
 
 CLASSES = 5

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import discreet.federated.run_folder
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.population_account import PopulationAccount
-from discreet.federated.run_folder import RunFolder
+import discreet.server.run_folder
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.population_account import PopulationAccount
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
@@ -62,7 +62,7 @@ def plant_at_checkpoint(point: str, number: int) -> None:
             save(self, checkpoint, best=best, account=account)
         elif point == "in_checkpoint":
             # The new file is half written beside the old one, and never renamed.
-            discreet.federated.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
+            discreet.server.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
             save(self, checkpoint, account=account)
         else:
             dying(self, checkpoint, account=account)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.population_account import ADJACENCIES, Population, create_account
-from discreet.federated.run_folder import RunFolder
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.population_account import ADJACENCIES, Population, create_account
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import AFTER_ACCOUNT, crash_all

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.data.examples import Examples
 from discreet.simulation.client_examples import PIECE, PartitionedExamples, SampledExamples, shared_examples
-from discreet.tasks.examples import Examples
 
 MANY = SampledExamples(num_clients=10**6, num_examples=50, examples_per_client=7, seed=40583)
 

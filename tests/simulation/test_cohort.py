@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.client import nodes
-from discreet.client.account import Refused
-from discreet.client.admission import Admitted, admit
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainRequest
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.transport import Failure
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import CohortSum, PartialReply
+from discreet.models.models import MODELS
+from discreet.node import nodes
+from discreet.node.account import Refused
+from discreet.node.admission import Admitted, admit
+from discreet.protocol.messages import TrainRequest
+from discreet.server.run_folder import RunFolder
+from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.client_examples import ClientExamples, Numbers, SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import simulate
-from discreet.tasks.models import MODELS
 from tests.simulation.chunks import Clients
 
 SMALL = (

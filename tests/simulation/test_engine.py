@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from discreet.data.datasets import load_task
 from discreet.mechanisms.sums import PartialReply
+from discreet.models.models import MODELS, build_model, flatten_parameters
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import LARGEST_CHUNK, chunk_size, engine_of, learned_layers
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.models import MODELS, build_model, flatten_parameters
 
 
 def test_it_takes_the_runs_partition_and_every_core() -> None:

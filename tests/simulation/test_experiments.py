@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.run_folder import RunFolder
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 

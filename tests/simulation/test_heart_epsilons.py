@@ -9,9 +9,9 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from discreet.federated.durable_ledger import CLIENTS_LEDGER, DurableLedger
-from discreet.privacy.calibration import noise_multiplier_for_epsilon
-from discreet.privacy.events import poisson_round_event
+from discreet.accounting.calibration import noise_multiplier_for_epsilon
+from discreet.accounting.events import poisson_round_event
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import EXAMPLE
 from discreet.simulation.in_process import simulate

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.privacy.rules.recurrent import LastStep, LSTMLayer
+from discreet.models.models import token_lstm
+from discreet.per_example.recurrent import LastStep, LSTMLayer
 from discreet.simulation.client_examples import Batch
 from discreet.simulation.layer_sequence import layout_of, sequence_of
-from discreet.tasks.models import token_lstm
 
 GENERATOR = torch.Generator().manual_seed(77041)
 

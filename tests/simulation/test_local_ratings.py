@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.privacy.accounting import pure_epsilon
+from discreet.accounting.accounting import pure_epsilon
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import LOCAL
 from discreet.simulation.in_process import simulate

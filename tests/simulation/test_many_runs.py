@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli import sweep as cli
-from discreet.federated.run_folder import RunFolder, read_status
+from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

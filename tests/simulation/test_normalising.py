@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.federated.asked_data import answers_by, normalised
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.predictions import load_model, predict
-from discreet.federated.query import NORMALISE
-from discreet.federated.resuming import run_config
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.serving import ask_and_end
-from discreet.federated.session import prepare
+from discreet.evaluation.asked_data import answers_by, normalised
+from discreet.evaluation.predictions import load_model, predict
+from discreet.flower.serving import ask_and_end
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.queries.query import NORMALISE
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder
+from discreet.server.session import prepare
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, simulate

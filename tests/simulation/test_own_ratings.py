@@ -11,19 +11,19 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.client.release import OwnNoise
-from discreet.federated.answer_sum import NoisedAnswers, NoisedByClients
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.messages import TrainReply
-from discreet.federated.private_evaluation import EvaluationPlan
-from discreet.federated.query import Query
-from discreet.federated.run_folder import RunFolder
+from discreet.data.examples import TaskShape
+from discreet.evaluation.answer_sum import NoisedAnswers, NoisedByClients
+from discreet.evaluation.private_evaluation import EvaluationPlan
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.release import OwnNoise
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.queries.metric_answers import metric_blocks
+from discreet.queries.query import Query
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import EXAMPLE
 from discreet.simulation.in_process import simulate
-from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks
 
 CLASSES = TaskShape((1,), 2)
 ACCURACY = Query(metric_blocks(["accuracy"], CLASSES))

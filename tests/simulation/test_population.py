@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
-from discreet.federated.round import CohortSampling
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import poisson_sample
+from discreet.server.round import CohortSampling
 
 MANY = 10**6
 

@@ -11,22 +11,22 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.federated.answer_sum import AnswerNoise, AnswerSum
-from discreet.federated.guarantees import server_mechanism
-from discreet.federated.messages import TrainReply
-from discreet.federated.query import Query
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.state import Outcome
+from discreet.accounting.accounting import epsilon_spent
+from discreet.data.examples import TaskShape
+from discreet.evaluation.answer_sum import AnswerNoise, AnswerSum
 from discreet.mechanisms.mechanism import releases_of
-from discreet.privacy.accounting import epsilon_spent
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.queries.metric_answers import metric_blocks
+from discreet.queries.query import Query
+from discreet.server.guarantees import server_mechanism
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import Outcome
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
-from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks
 
 CLASSES = TaskShape((1,), 2)
 ACCURACY = Query(metric_blocks(["accuracy"], CLASSES))
@@ -179,7 +179,7 @@ def test_ten_ratings_of_mnist_users_scattering_cost_no_more_than_2_02() -> None:
 
 
 def test_no_client_trains_on_what_it_holds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from discreet.client import client as own
+    from discreet.node import client as own
 
     seen: list[torch.Tensor] = []
     plain, outputs = own.local_update, own.outputs_of

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.federated.run_folder import RunFolder
+from discreet.data.datasets import load_task
+from discreet.data.partition import held_out_rows
+from discreet.models.models import build_model, load_parameters
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import client_examples_of
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.models import build_model, load_parameters
-from discreet.tasks.partition import held_out_rows
 
 CLIENTS = 30
 WORDS = (

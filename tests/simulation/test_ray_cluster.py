@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("ray")
 import ray
 
-from discreet.federated.run_lost import RunLostError
+from discreet.protocol.run_lost import RunLostError
 from discreet.settings.rules import ConfigError
 from discreet.simulation import ray_cluster
 from discreet.simulation.ray_cluster import connected, source_digest, versions

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray")
 import ray
 
-from discreet.processes import SCRATCH, below
+from discreet.simulation.processes import SCRATCH, below
 from discreet.simulation.ray_cluster import connected
 from tests.scripts.living import LOOPBACK, intrude, listening
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
 
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.run_lost import RunLostError
+from discreet.protocol.run_lost import RunLostError
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation import ray_workers
 from discreet.simulation.in_process import simulate

@@ -16,8 +16,8 @@ from torch import Tensor
 pytest.importorskip("ray")
 import ray
 
-from discreet.federated.run_folder import RunFolder
 from discreet.mechanisms.sums import PartialReply
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.client_examples import PartitionedExamples

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.federated.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.federated.run_folder import RunFolder
-from discreet.privacy.privacy_ledger import PrivacyLedger
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import POINTS, crash

@@ -14,10 +14,10 @@ pytest.importorskip("ray")
 import ray
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.population_account import ADJACENCIES, Population, create_account
-from discreet.federated.run_folder import RunFolder, state_of
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.selection import TrialCount
+from discreet.server.population_account import ADJACENCIES, Population, create_account
+from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

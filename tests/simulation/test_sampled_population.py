@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.client.nodes import share_of
-from discreet.federated.guarantees import guarantees_of
-from discreet.federated.run_folder import RunFolder
+from discreet.data.datasets import load_task
+from discreet.node.nodes import share_of
+from discreet.server.guarantees import guarantees_of
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.engine import engine_of
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MILLION = 10**6

@@ -14,13 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.guarantees import server_mechanism
-from discreet.federated.noise_outlook import noise_outlook
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.session import Session, prepare, training_run
-from discreet.federated.state import Outcome, State
-from discreet.federated.transport import Failure, RoundAbandoned, Transport
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
@@ -28,6 +22,12 @@ from discreet.masking.server import Exchange, MaskingServer
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
+from discreet.server.guarantees import server_mechanism
+from discreet.server.noise_outlook import noise_outlook
+from discreet.server.run_folder import RunFolder
+from discreet.server.session import Session, prepare, training_run
+from discreet.server.state import Outcome, State
+from discreet.server.transport import Failure, RoundAbandoned, Transport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.client.nodes import node_client
-from discreet.federated.run_folder import RunFolder
-from discreet.privacy.rules.objective import PADDING
+from discreet.data.datasets import load_task
+from discreet.data.examples import Examples, Task, TaskShape
+from discreet.data.targets import SEQUENCES, FolderError, Target
+from discreet.models.model_check import check_fits
+from discreet.node.nodes import node_client
+from discreet.per_example.objective import PADDING
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task, TaskShape
-from discreet.tasks.model_check import check_fits
-from discreet.tasks.targets import SEQUENCES, FolderError, Target
 from tests.client.clients import request
 from tests.command import predict
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences

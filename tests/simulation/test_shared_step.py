@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.federated.durable_ledger import DurableLedger
-from discreet.federated.run_folder import RunFolder
-from discreet.federated.state import Outcome
-from discreet.privacy.accounting import epsilon_spent
+from discreet.accounting.accounting import epsilon_spent
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.secure_grid import SecureCohort, example_secure_sum
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import Outcome
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

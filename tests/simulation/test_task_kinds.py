@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.federated.run_folder import RunFolder
+from discreet.data.datasets import load_task
+from discreet.data.targets import FolderError
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.targets import FolderError
 from tests.command import predict
 
 SMALL = (

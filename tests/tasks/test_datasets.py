@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from discreet.tasks.datasets import DATASETS, load_task
+from discreet.data.datasets import DATASETS, load_task
 
 
 def test_an_unknown_name_and_a_path_that_nobody_reads_are_refused() -> None:
@@ -20,7 +20,7 @@ def test_an_unknown_name_and_a_path_that_nobody_reads_are_refused() -> None:
 
 
 def test_the_module_loads_no_data_library() -> None:
-    ours = "discreet.tasks.datasets, discreet.tasks.partition, discreet.tasks.metrics"
+    ours = "discreet.data.datasets, discreet.data.partition, discreet.queries.metrics"
     heavy = {"sklearn", "datasets", "flwr_datasets", "PIL", "pandas", "flwr"}
     code = f"import sys, {ours}; print(sorted({heavy} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

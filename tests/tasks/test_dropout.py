@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.client import nodes
-from discreet.federated.run_folder import RunFolder
+from discreet.models.dropout import dropout_layers, masks_from
+from discreet.models.models import MODELS, flatten_parameters
+from discreet.node import nodes
 from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
-from discreet.tasks.dropout import dropout_layers, masks_from
-from discreet.tasks.models import MODELS, flatten_parameters
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import examples, params_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.examples import Examples, Task, TaskShape, to_unit_box
+from discreet.data.examples import Examples, Task, TaskShape, to_unit_box
 
 
 def table(n: int, num_classes: int = 2) -> Examples:

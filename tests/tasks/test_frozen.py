@@ -13,18 +13,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from discreet.client import nodes
-from discreet.client.release import LocalPrivacy, release_step
-from discreet.federated.messages import MalformedMessage, request_items, request_of
-from discreet.federated.predictions import named_parameters_of
-from discreet.federated.run_folder import RunFolder
+from discreet.data.examples import Examples
+from discreet.evaluation.predictions import named_parameters_of
+from discreet.models.model_check import check_model
+from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
+from discreet.node import nodes
+from discreet.node.release import LocalPrivacy, release_step
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.protocol.messages import MalformedMessage, request_items, request_of
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.tasks.examples import Examples
-from discreet.tasks.model_check import check_model
-from discreet.tasks.models import flatten_parameters, frozen, frozen_digest, trainable
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.client.clients import OFF, client, clipped, config, examples, request
 from tests.command import predict

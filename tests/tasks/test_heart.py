@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.data.datasets import load_task
+from discreet.data.examples import Examples
+from discreet.data.heart import HOSPITALS, load_hospitals, read_hospital
+from discreet.data.partition import client_examples
 from discreet.settings.data import DataConfig
-from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples
-from discreet.tasks.heart import HOSPITALS, load_hospitals, read_hospital
-from discreet.tasks.partition import client_examples
 
 TRAIN, TEST = (199, 172, 30, 85), (104, 89, 16, 45)  # FLamby's table of Fed-Heart-Disease
 BY_HOSPITAL = DataConfig(name="heart", num_clients=4, partition="natural")

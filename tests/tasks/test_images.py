@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.datasets import load_task
-from discreet.tasks.images import read_idx
+from discreet.data.datasets import load_task
+from discreet.data.images import read_idx
 
 RANDOM = np.random.default_rng(31153)
 

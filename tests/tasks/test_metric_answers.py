@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.query import Query
-from discreet.privacy.rules.objective import PADDING
-from discreet.tasks.answers import Block
-from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks, metrics_of
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
+from discreet.data.examples import TaskShape
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
+from discreet.per_example.objective import PADDING
+from discreet.queries.answers import Block
+from discreet.queries.metric_answers import metric_blocks, metrics_of
+from discreet.queries.query import Query
 
 TWO = TaskShape((4,), 2)
 TEN = TaskShape((4,), 10)

@@ -9,9 +9,9 @@ import torch
 from sklearn.metrics import r2_score, roc_auc_score
 from torch import nn
 
-from discreet.tasks.examples import Examples
-from discreet.tasks.metrics import Evaluation, class_indicators, evaluate
-from discreet.tasks.targets import LABELS, NUMBERS, Target
+from discreet.data.examples import Examples
+from discreet.data.targets import LABELS, NUMBERS, Target
+from discreet.queries.metrics import Evaluation, class_indicators, evaluate
 from discreet.training.losses import LOSSES
 
 NAN, INF = float("nan"), float("inf")

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.federated.predictions import named_parameters_of
-from discreet.privacy.rules.recurrent import LSTMLayer
-from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples, Task, TaskShape
-from discreet.tasks.model_check import check_fits, check_model
-from discreet.tasks.models import MODELS, build_model, flatten_parameters, load_parameters
+from discreet.data.datasets import load_task
+from discreet.data.examples import Examples, Task, TaskShape
+from discreet.evaluation.predictions import named_parameters_of
+from discreet.models.model_check import check_fits, check_model
+from discreet.models.models import MODELS, build_model, flatten_parameters, load_parameters
+from discreet.per_example.recurrent import LSTMLayer
 
 FITTING = [
     ("logistic_regression", (30,)),

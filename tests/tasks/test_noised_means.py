@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.query import Query, Sums
-from discreet.tasks.answers import Estimate, quantile
-from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import metric_blocks, metrics_of
-from discreet.tasks.targets import CLASSES, LABELS, NUMBERS, Target
+from discreet.data.examples import TaskShape
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
+from discreet.queries.answers import Estimate, quantile
+from discreet.queries.metric_answers import metric_blocks, metrics_of
+from discreet.queries.query import Query, Sums
 
 KINDS = {
     CLASSES: TaskShape((4,), 2),

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from discreet.data.datasets import load_task
+from discreet.data.examples import Examples
+from discreet.data.partition import client_examples, held_out_rows, partition_indices, split_rows
 from discreet.settings.data import DataConfig
-from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples
-from discreet.tasks.partition import client_examples, held_out_rows, partition_indices, split_rows
 
 TARGETS = torch.arange(1437) % 10
 DRAWN = ("iid", "dirichlet", "shards")

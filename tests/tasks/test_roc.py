@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.query import Query, Sums
-from discreet.federated.roc import RocPoint, roc_points
-from discreet.tasks.examples import TaskShape
-from discreet.tasks.metric_answers import LARGEST_LOGIT, SCORE_BINS, metric_blocks
-from discreet.tasks.targets import LABELS, Target
+from discreet.data.examples import TaskShape
+from discreet.data.targets import LABELS, Target
+from discreet.evaluation.roc import RocPoint, roc_points
+from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, metric_blocks
+from discreet.queries.query import Query, Sums
 
 SHAPES = {
     "two classes": TaskShape((4,), 2),

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.federated.run_folder import RunFolder
+from discreet.data.datasets import load_task
+from discreet.models.model_check import check_model
+from discreet.models.models import build_model
+from discreet.models.scattering import Scattering, features_of, split_fixed
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.model_check import check_model
-from discreet.tasks.models import build_model
-from discreet.tasks.scattering import Scattering, features_of, split_fixed
 
 IMAGES = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(30977))
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.federated.query import Query, Sums
+from discreet.data.examples import TaskShape
+from discreet.data.targets import LABELS, NUMBERS, SEQUENCES, Target
+from discreet.queries.query import Query, Sums
+from discreet.queries.statistic_answers import LEAST_DEVIATION, DataShape, normaliser_from, statistic_blocks
 from discreet.settings.data import STATISTICS
-from discreet.tasks.examples import TaskShape
-from discreet.tasks.statistic_answers import LEAST_DEVIATION, DataShape, normaliser_from, statistic_blocks
-from discreet.tasks.targets import LABELS, NUMBERS, SEQUENCES, Target
 
 ROWS = DataShape(TaskShape((3,), 4), -10.0, 30.0, 50)
 IMAGES = DataShape(TaskShape((2, 5, 5), 4), 0.0, 1.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.tasks.targets import CLASS, LABELS, NUMBERS, FolderError, Target, targets_of
+from discreet.data.targets import CLASS, LABELS, NUMBERS, FolderError, Target, targets_of
 
 PRICE = Target(NUMBERS, ("price", "rent"), (0.0, 10.0), (200.0, 20.0))
 TOPICS = Target(LABELS, ("sport", "art"))

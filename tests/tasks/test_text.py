@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.tasks.datasets import load_task
-from discreet.tasks.text import ALPHABET, STRIDE, WINDOW, encode, read_speeches
+from discreet.data.datasets import load_task
+from discreet.data.text import ALPHABET, STRIDE, WINDOW, encode, read_speeches
 
 
 def decode(tokens: torch.Tensor) -> str:

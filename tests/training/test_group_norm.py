@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.training.group_norm import to_group_norm
 
 IMAGES = (3, 3, 16, 16)

@@ -10,14 +10,14 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor, nn
 
+from discreet.data.datasets import load_task
+from discreet.data.examples import Examples
+from discreet.data.partition import client_examples
+from discreet.models.models import build_model
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.simulation.in_process import simulate
-from discreet.tasks.datasets import load_task
-from discreet.tasks.examples import Examples
-from discreet.tasks.models import build_model
-from discreet.tasks.partition import client_examples
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
 from tests.client.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
 

@@ -8,18 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.privacy.rules.objective import Loss, cross_entropy
+from discreet.data.datasets import load_task
+from discreet.per_example.objective import Loss, cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
-from discreet.tasks.datasets import load_task
-from discreet.training.losses import (
-    LOSSES,
-    chance_loss,
-    loss_of,
-    per_example_loss,
-    resolved_task,
-)
+from discreet.training.losses import LOSSES, chance_loss, loss_of, per_example_loss, resolved_task
 from tests.privacy.test_per_example_oracle import clipped_sum, single_gradients
 
 

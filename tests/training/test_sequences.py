@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.privacy.per_example import clipped_gradient_sum
+from discreet.data.examples import Examples
+from discreet.data.targets import SEQUENCES, Target
+from discreet.models.models import flatten_parameters
+from discreet.per_example.objective import PADDING
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import seeded_source
-from discreet.privacy.rules.objective import PADDING
+from discreet.queries.metrics import evaluate
 from discreet.settings.training import TaskConfig
-from discreet.tasks.examples import Examples
-from discreet.tasks.metrics import evaluate
-from discreet.tasks.models import flatten_parameters
-from discreet.tasks.targets import SEQUENCES, Target
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from discreet.training.losses import loss_of
 from tests.sequences import BUILDERS, LENGTH, TAGS, built, sequences

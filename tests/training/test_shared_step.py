@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.data.examples import Examples
+from discreet.models.models import flatten_parameters
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.training import TaskConfig
-from discreet.tasks.examples import Examples
-from discreet.tasks.models import flatten_parameters
 from discreet.training.local_training import LocalSettings
 from discreet.training.shared_step import shared_step
 

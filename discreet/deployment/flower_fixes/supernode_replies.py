@@ -23,7 +23,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState, MessageEntry
 
 from discreet.deployment.flower_fixes import applies
-from discreet.processes import STARTER, below
+from discreet.simulation.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
 push_what_lies_there = start_client_internal._push_messages

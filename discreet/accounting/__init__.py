@@ -1,0 +1,1 @@
+"""Epsilons: events, privacy loss distributions, Renyi divergences, calibration of noise."""

@@ -1,0 +1,288 @@
+"""Events to epsilon: how much privacy a set of releases about the same data has cost.
+
+Which adjacency an epsilon speaks about follows from the events:
+
+- a Poisson-sampled event: add or remove one member, if its probability does not follow from who is there; zero-out (a
+  member contributes nothing, and is still counted) if it does;
+- an event sampled without replacement: replace one member;
+- a Gaussian or Laplace event that is not sampled: the adjacency under which its ``noise_multiplier`` (noise
+  over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or remove;
+- a sum of several clients' discrete Gaussians (``DistributedDiscreteGaussianDpEvent``): zero out one member. Beside
+  Gaussian events all of them mean zero-out, which moves a sum as adding or removing does.
+
+A choice among trials (``RepeatAndSelectDpEvent``, see ``discreet.privacy.selection``) has the adjacency of its trials.
+
+Releases may be chosen adaptively: each may depend on what the ones before it released. Events of different
+adjacency never share an epsilon.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NeighboringRelation,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+    get_epsilon_gaussian,
+)
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from numpy.typing import NDArray
+
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+from discreet.accounting.events import ACCOUNTANTS, PLD
+from discreet.accounting.loss_distribution import composed_epsilon
+
+Entries = Sequence[tuple[DpEvent, int]]
+Counts = Mapping[DpEvent, int]
+
+RDP_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024])
+PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
+_GAUSSIAN_TOLERANCE = 1e-12
+# Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
+_NO_NOISE, _MUCH_NOISE = 1e-6, 1e100
+_NEARLY_ZERO, _NEARLY_ONE = 1e-30, 1 - 1e-12
+
+
+def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> float:
+    """The epsilon at ``delta`` of all releases together, under the adjacency of the events (see the module).
+
+    ``entries`` are events and how often each was released, in any order. 0 if nothing was released, inf if a release
+    had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows Gaussian and Laplace events,
+    Poisson-sampled or not. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
+    does not know sampled Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and
+    the discrete Gaussians of secure aggregation.
+
+    Raises:
+        ValueError: an unknown accountant, a delta outside 0 .. 1 (both excluded), a count that is negative or
+            not whole, an event that the accountant does not know, or events of different adjacency.
+
+    >>> round(epsilon_spent([(PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0)), 512)], delta=1e-6), 4)
+    3.7697
+    """
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {accountant!r}")
+    _require_delta(delta)
+    counts = merged(entries)
+    if NonPrivateDpEvent() in counts:
+        return math.inf
+    return _pld(counts, delta) if accountant == PLD else rdp_epsilon(entries, delta=delta)
+
+
+def pure_epsilon(entries: Entries) -> float:
+    """The epsilon at delta 0: pure epsilons add up, and a Laplace event costs 1 / noise_multiplier. 0 if nothing was
+    released; inf if a release is anything but Laplace noise that is not sampled.
+
+    Raises:
+        ValueError: a count that is negative or not whole, or an unknown event.
+
+    >>> pure_epsilon([(LaplaceDpEvent(2.0), 3)])
+    1.5
+    """
+    return math.fsum(
+        count / event.noise_multiplier if isinstance(event, LaplaceDpEvent) else math.inf
+        for event, count in merged(entries).items()
+    )
+
+
+def rdp_epsilon(
+    entries: Entries, *, delta: float, orders: Sequence[float] = RDP_ORDERS, classic: bool = False
+) -> float:
+    """Epsilon by Renyi differential privacy at chosen orders, otherwise as ``epsilon_spent(accountant="rdp")``.
+
+    With ``PRIMIHUB_ORDERS`` it is the number that this system reports. ``classic`` takes the conversion of older
+    published numbers, the smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3), which is
+    larger. With it and the orders 2 to 33 this is the moments accountant of Abadi et al. 2016.
+    """
+    _require_delta(delta)
+    if not orders or min(orders) <= 1:
+        raise ValueError(f"orders must be above 1, and at least one, not {tuple(orders)}")
+    curve = rdp_curve(entries, tuple(orders))
+    if not curve.any():
+        return 0.0
+    if classic:
+        return float(np.min(curve - math.log(delta) / (np.array(orders) - 1)))
+    return float(compute_epsilon(orders, curve, delta)[0])
+
+
+def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArray[np.float64]:
+    """The Renyi divergence of all releases together at each order; infinite if there is no noise, or at an order that
+    was given up. Errors are those of ``epsilon_spent``."""
+    counts = merged(entries)
+    return np.full(len(orders), math.inf) if NonPrivateDpEvent() in counts else _summed_rdp(counts, orders)
+
+
+def _require_delta(delta: float) -> None:
+    if not 0.0 < delta < 1.0:
+        hint = "; pure_epsilon gives the epsilon at delta 0" if delta == 0 else ""
+        raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}{hint}")
+
+
+def merged(entries: Entries) -> dict[DpEvent, int]:
+    """The events in their plainest form, equal ones counted together, none that costs nothing."""
+    counts: dict[DpEvent, int] = {}
+    for event, count in entries:
+        for part, times in _times(_parts(event), count):
+            counts[part] = counts.get(part, 0) + times
+    counts = {event: count for event, count in counts.items() if count}
+    noisy = counts.keys() - {NonPrivateDpEvent()}
+    if len({_replaces(event) for event in noisy}) > 1:
+        raise ValueError(
+            "events sampled without replacement (adjacency: replace one) and others (add or remove one) "
+            "do not share an epsilon"
+        )
+    return counts
+
+
+def _replaces(event: DpEvent) -> bool:
+    if isinstance(event, RepeatAndSelectDpEvent):
+        return any(_replaces(part) for part in merged([(event.event, 1)]))
+    return isinstance(event, SampledWithoutReplacementDpEvent)
+
+
+def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
+    """An event as Gaussian and Laplace ones, sums of discrete Gaussians, choices and ``NonPrivateDpEvent``, with how
+    often each happens."""
+    match event:
+        case NoOpDpEvent():
+            return []
+        case NonPrivateDpEvent() | DistributedDiscreteGaussianDpEvent():
+            return [(event, 1)]
+        case SelfComposedDpEvent():
+            return _times(_parts(event.event), event.count)
+        case ComposedDpEvent():
+            return [part for inner in event.events for part in _parts(inner)]
+        case GaussianDpEvent() | LaplaceDpEvent():
+            return [(_noise(event), 1)]
+        case PoissonSampledDpEvent(event=GaussianDpEvent() | LaplaceDpEvent()):
+            return _poisson_parts(float(event.sampling_probability), _noise(event.event))
+        case SampledWithoutReplacementDpEvent(event=GaussianDpEvent()):
+            return _fixed_size_parts(event.source_dataset_size, event.sample_size, _noise(event.event))
+        case RepeatAndSelectDpEvent():
+            inner = merged([(event.event, 1)])
+            if not inner or NonPrivateDpEvent() in inner:
+                return [(NonPrivateDpEvent(), 1)] if inner else []
+            trial = ComposedDpEvent(tuple(SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items()))
+            return [(RepeatAndSelectDpEvent(trial, event.mean, event.shape), 1)]
+    raise ValueError(f"no accountant knows the event {event}; compose sampled events into one Gaussian first")
+
+
+def _times(parts: list[tuple[DpEvent, int]], count: int) -> list[tuple[DpEvent, int]]:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(f"count must be a whole number of at least 0, not {count!r}")
+    return [(part, count * times) for part, times in parts]
+
+
+def _noise(event: DpEvent) -> DpEvent:
+    noise = float(event.noise_multiplier)
+    if not 0.0 <= noise < math.inf:
+        raise ValueError(f"noise_multiplier of an event must be finite and at least 0, not {noise}")
+    return type(event)(min(noise, _MUCH_NOISE)) if noise >= _NO_NOISE else NonPrivateDpEvent()
+
+
+def _poisson_parts(probability: float, noise: DpEvent) -> list[tuple[DpEvent, int]]:
+    if not 0.0 <= probability <= 1.0:
+        raise ValueError(f"sampling_probability of an event must be in 0 .. 1, not {probability}")
+    if probability == 0.0:
+        return []
+    plain = probability > _NEARLY_ONE or isinstance(noise, NonPrivateDpEvent)
+    return [(noise if plain else PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise), 1)]
+
+
+def _fixed_size_parts(population: int, cohort: int, noise: DpEvent) -> list[tuple[DpEvent, int]]:
+    if not 0 <= cohort <= population or population < 1:
+        raise ValueError(f"a sample of {cohort} out of {population} without replacement does not exist")
+    if cohort == 0:
+        return []
+    plain = isinstance(noise, NonPrivateDpEvent)
+    return [(noise if plain else SampledWithoutReplacementDpEvent(population, cohort, noise), 1)]
+
+
+_RDP_ALONE: dict[type[DpEvent], str] = {
+    SampledWithoutReplacementDpEvent: "sampling of a fixed size without replacement",
+    RepeatAndSelectDpEvent: "the choice among trials",
+    DistributedDiscreteGaussianDpEvent: "the discrete Gaussians of secure aggregation",
+}
+
+
+def _pld(counts: Counts, delta: float) -> float:
+    for kind, words in _RDP_ALONE.items():
+        if any(isinstance(event, kind) for event in counts):
+            raise ValueError(f"accountant 'pld' does not know {words}: choose 'rdp' (privacy.accountant=rdp)")
+    precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, GaussianDpEvent))
+    others = {event: n for event, n in counts.items() if not isinstance(event, GaussianDpEvent)}
+    if not precision:
+        return composed_epsilon(others, delta=delta)
+    noise = precision**-0.5  # Gaussian releases together are one Gaussian release, exactly
+    return composed_epsilon({**others, GaussianDpEvent(noise): 1}, delta=delta) if others else _gaussian(noise, delta)
+
+
+def _gaussian(noise: float, delta: float) -> float:
+    """The analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
+    with np.errstate(divide="ignore"):
+        epsilon = float(get_epsilon_gaussian(noise, delta, tol=_GAUSSIAN_TOLERANCE))
+    return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon) if epsilon else 0.0
+
+
+def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    total = np.zeros(len(orders))
+    for event, count in counts.items():
+        total += count * _rdp_of(event, orders)
+    return total
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences absl on orders that dp_accounting gives up: that only makes the bound looser. A root logger without a
+    handler would get one from absl, which prints every library's lines."""
+    logger, root, placeholder = logging.getLogger("absl"), logging.getLogger(), logging.NullHandler()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    root.addHandler(placeholder)
+    try:
+        yield
+    finally:
+        root.removeHandler(placeholder)
+        logger.setLevel(level)
+
+
+@lru_cache(maxsize=1024)
+def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """The Renyi divergence of one release at each order; infinite at an order that rounding spoils."""
+    if isinstance(event, RepeatAndSelectDpEvent):
+        # An order that is given up for the trials would spoil the others.
+        usable = np.isfinite(_summed_rdp(merged([(event.event, 1)]), orders))
+        orders, every = tuple(np.array(orders)[usable].tolist()), np.full(len(orders), math.inf)
+        every[usable] = _composed_rdp(event, orders)
+        return every
+    return _composed_rdp(_in_renyi(event), orders)
+
+
+def _in_renyi(event: DpEvent) -> DpEvent:
+    """An event whose Renyi divergence at every order is at least that of `event`, and known to dp_accounting."""
+    if isinstance(event, DistributedDiscreteGaussianDpEvent):
+        return GaussianDpEvent(event.renyi_noise_multiplier)
+    return event
+
+
+def _composed_rdp(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    relation = NeighboringRelation.REPLACE_ONE if _replaces(event) else NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = RdpAccountant(orders, relation)
+    if not accountant.supports(event):
+        raise ValueError(f"accountant 'rdp' does not know the event {event}: choose 'pld'")
+    with _quiet():
+        rdp: NDArray[np.float64] = accountant.compose(event).rdp
+    return np.where(rdp >= 0, rdp, math.inf)

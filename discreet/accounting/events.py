@@ -1,0 +1,232 @@
+"""The events that Discreet spends privacy on, their JSON form for the durable ledger, and the names of the accountants.
+
+An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the noise, over the
+sensitivity. The function that makes an event says what it means, and under which adjacency.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+PLD, RDP = "pld", "rdp"
+ACCOUNTANTS = (PLD, RDP)
+_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
+
+
+def exceeds(epsilon: float, budget: float) -> bool:
+    """True if an epsilon passes a budget by more than rounding, a billionth of it.
+
+    >>> exceeds(8.000000001, 8), exceeds(8.0001, 8)
+    (False, True)
+    """
+    return epsilon > budget * (1 + _ROUNDING)
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ValueError unless a setting is finite and above 0."""
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{name} must be finite and above 0, not {value}")
+
+
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    """Raises ValueError unless it is finite and at least 0."""
+    if not 0.0 <= noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier must be finite and at least 0, not {noise_multiplier}")
+
+
+def poisson_round_event(sampling_probability: float, *, noise_multiplier: float) -> DpEvent:
+    """The event of one round whose cohort takes each member with a probability, independently.
+
+    Adjacency: add or remove one member. ``noise_multiplier`` is the noise's standard deviation over the clip norm C,
+    the sensitivity of the sum. A probability of 1 gives the plain Gaussian, noise 0 ``NonPrivateDpEvent``, and a
+    probability of 0, which releases only noise, ``NoOpDpEvent``.
+
+    Raises:
+        ValueError: a probability outside 0 .. 1, or noise that is negative or not finite.
+
+    >>> poisson_round_event(1.0, noise_multiplier=1.5)
+    GaussianDpEvent(noise_multiplier=1.5)
+    """
+    from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent
+
+    if not 0.0 <= sampling_probability <= 1.0:
+        raise ValueError(f"sampling_probability must be in 0 .. 1, not {sampling_probability}")
+    check_noise_multiplier(noise_multiplier)
+    if sampling_probability == 0.0:
+        return NoOpDpEvent()
+    if noise_multiplier == 0.0:
+        return NonPrivateDpEvent()
+    gaussian = GaussianDpEvent(float(noise_multiplier))
+    return gaussian if sampling_probability == 1.0 else PoissonSampledDpEvent(float(sampling_probability), gaussian)
+
+
+def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_multiplier: float) -> DpEvent:
+    """The event of one round whose cohort is a uniform subset of fixed size.
+
+    Adjacency: replace one member. ``noise_multiplier`` is the noise's standard deviation over the clip norm C.
+    Replacing a member moves the sum by up to 2C, which dp_accounting's bound (Wang, Balle and Kasiviswanathan 2019,
+    Theorem 27) leaves to its caller: the event holds ``noise_multiplier / 2``.
+
+    Raises:
+        ValueError: a cohort outside 0 .. population_size, an empty population, or noise that is negative or not finite.
+
+    >>> fixed_size_round_event(10, population_size=100, noise_multiplier=2.0).event
+    GaussianDpEvent(noise_multiplier=1.0)
+    """
+    from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, SampledWithoutReplacementDpEvent
+
+    if population_size < 1:
+        raise ValueError(f"population_size must be at least 1, not {population_size}")
+    if not 0 <= cohort_size <= population_size:
+        raise ValueError(f"cohort_size must be in 0 .. {population_size} (population_size), not {cohort_size}")
+    check_noise_multiplier(noise_multiplier)
+    if cohort_size == 0:
+        return NoOpDpEvent()
+    if noise_multiplier == 0.0:
+        return NonPrivateDpEvent()
+    return SampledWithoutReplacementDpEvent(population_size, cohort_size, GaussianDpEvent(noise_multiplier / 2))
+
+
+def joined_noise_multiplier(first: float, second: float) -> float:
+    """The noise multiplier of the one Gaussian that two Gaussian releases about the same members cost together.
+
+    Divided by its own noise, one member moves the first by at most 1 / first and both together in L2 by
+    sqrt(first^-2 + second^-2). Exact for one sampled cohort too, which two events are not. 0 if one of them is 0.
+
+    Raises:
+        ValueError: noise that is negative or not finite.
+
+    >>> round(joined_noise_multiplier(3.0, 4.0), 6)
+    2.4
+    """
+    check_noise_multiplier(first)
+    check_noise_multiplier(second)
+    return first * second / math.hypot(first, second) if first and second else 0.0
+
+
+def event_to_json(event: DpEvent) -> str:
+    """The canonical JSON text of an event: equal events have equal texts.
+
+    Raises:
+        ValueError: a kind of event that Discreet does not know, or a parameter out of range.
+
+    >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    >>> event_to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1)))
+    '{"event":{"kind":"gaussian","noise_multiplier":1.0},"kind":"poisson_sampled","sampling_probability":0.5}'
+    """
+    return json.dumps(_encode(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def event_from_json(text: str) -> DpEvent:
+    """The event of a text made by ``event_to_json``.
+
+    Raises:
+        ValueError: a text that is not JSON, an unknown kind, missing or further fields, or a parameter out of range.
+
+    >>> event_from_json('{"kind":"gaussian","noise_multiplier":1.0}')
+    GaussianDpEvent(noise_multiplier=1.0)
+    """
+    try:
+        return _decode(json.loads(text))
+    except RecursionError:
+        raise ValueError("the text of an event is nested too deeply") from None
+
+
+def releases_in(event: DpEvent) -> float:
+    """The number of noised releases in an event: of a choice among trials, on average over the number of trials."""
+    from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+    match event:
+        case ComposedDpEvent(events=parts):
+            return math.fsum(map(releases_in, parts))
+        case SelfComposedDpEvent(event=inner, count=count):
+            return float(count) * releases_in(inner)
+        case RepeatAndSelectDpEvent(event=inner, mean=mean):
+            return float(mean) * releases_in(inner)
+    return 1
+
+
+def _number(name: str, value: Any) -> int | float:
+    """The value of a field that is a number, checked, in the one form in which it is written."""
+    whole, largest = name in _WHOLE, 1.0 if name == "sampling_probability" else sys.float_info.max
+    kinds = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= largest:
+        kind = "whole number of at least 0" if whole else f"number in 0 .. {largest:g}"
+        raise ValueError(f"{name} of an event must be a {kind}, not {value!r}")
+    return value if whole else float(value) + 0.0  # the sum has no negative zero
+
+
+def _encode(event: DpEvent) -> dict[str, Any]:
+    for kind, (event_type, *names) in _kinds().items():
+        if type(event) is event_type:
+            return {"kind": kind, **{name: _to_json(name, getattr(event, name)) for name in names}}
+    raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
+
+
+def _to_json(name: str, value: Any) -> Any:
+    match name:
+        case "event":
+            return _encode(value)
+        case "events":
+            return [_encode(part) for part in value]
+        case "shape" if value == math.inf:
+            return "inf"
+    return _number(name, value)
+
+
+def _decode(value: Any) -> DpEvent:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    kinds = _kinds()
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"an event must have one of the kinds {', '.join(kinds)}, not {kind!r}")
+    event_type, *names = kinds[kind]
+    given = value.keys() - {"kind"}
+    if given != set(names):
+        raise ValueError(f"an event of kind {kind} has the fields {sorted(names)}, not {sorted(given)}")
+    return event_type(**{name: _from_json(name, value[name]) for name in names})
+
+
+def _from_json(name: str, value: Any) -> Any:
+    match name:
+        case "event":
+            return _decode(value)
+        case "events" if isinstance(value, list):
+            return [_decode(part) for part in value]
+        case "shape" if value == "inf":
+            return math.inf
+    return _number(name, value)
+
+
+_WHOLE = {"variance", "summands", "sensitivity_squared", "dimension", "source_dataset_size", "sample_size", "count"}
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, tuple[Any, ...]]:
+    """The type and the fields of each event that is known, by name. dp_accounting takes most of a second to import: not
+    before it is needed."""
+    import dp_accounting as dp
+    from dp_accounting import SampledWithoutReplacementDpEvent as FixedSize
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+    from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent as Distributed
+
+    return {
+        "gaussian": (dp.GaussianDpEvent, "noise_multiplier"),
+        "laplace": (dp.LaplaceDpEvent, "noise_multiplier"),
+        "distributed_discrete_gaussian": (Distributed, "variance", "summands", "sensitivity_squared", "dimension"),
+        "poisson_sampled": (dp.PoissonSampledDpEvent, "sampling_probability", "event"),
+        "sampled_without_replacement": (FixedSize, "source_dataset_size", "sample_size", "event"),
+        "self_composed": (dp.SelfComposedDpEvent, "count", "event"),
+        "composed": (dp.ComposedDpEvent, "events"),
+        "repeat_and_select": (RepeatAndSelectDpEvent, "event", "mean", "shape"),
+        "non_private": (dp.NonPrivateDpEvent,),
+        "no_op": (dp.NoOpDpEvent,),
+    }

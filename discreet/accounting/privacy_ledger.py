@@ -1,0 +1,89 @@
+"""The account of one guarantee: an immutable value that grows by events."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from discreet.accounting.events import PLD, RDP, event_to_json, exceeds, releases_in
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclass(frozen=True)
+class PrivacyLedger:
+    """The releases one guarantee has made about the same data.
+
+    ``entries`` holds each distinct event once, with how often it was released, in order of first appearance.
+    Composition does not depend on order, so nothing is lost by merging. The epsilon holds under the adjacency
+    of the events (see ``discreet.accounting.accounting``), for adaptively chosen releases.
+
+    >>> from dp_accounting import GaussianDpEvent
+    >>> ledger = PrivacyLedger().record(GaussianDpEvent(2.0)).record(GaussianDpEvent(2.0), count=3)
+    >>> ledger.entries
+    ((GaussianDpEvent(noise_multiplier=2.0), 4),)
+    """
+
+    entries: tuple[tuple[DpEvent, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        merged: dict[str, tuple[DpEvent, int]] = {}
+        for event, count in self.entries:
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ValueError(f"count must be a whole number of at least 0, not {count!r}")
+            text = event_to_json(event)
+            if count:
+                known, times = merged.get(text, (event, 0))
+                merged[text] = known, times + count
+        object.__setattr__(self, "entries", tuple(merged.values()))
+
+    def record(self, event: DpEvent, count: int = 1) -> PrivacyLedger:
+        """The ledger after ``count`` more releases of an event; 0 leaves it as it is.
+
+        Raises:
+            ValueError: an event that Discreet does not know, or a count that is negative or not whole.
+        """
+        return PrivacyLedger((*self.entries, (event, count)))
+
+    def epsilon(self, delta: float, accountant: str = PLD) -> float:
+        """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no noise.
+
+        Raises:
+            ValueError: as ``discreet.accounting.accounting.epsilon_spent``.
+        """
+        # Imported here: a client that accounts nothing starts without dp_accounting, in half the time.
+        from discreet.accounting.accounting import epsilon_spent
+
+        return epsilon_spent(self.entries, delta=delta, accountant=accountant)
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases, rounded up; a choice among trials counts as often as it releases on average."""
+        return math.ceil(math.fsum(count * releases_in(event) for event, count in self.entries))
+
+
+@lru_cache(maxsize=65536)
+def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
+    """`PrivacyLedger.epsilon`, computed once for all who have released the same. At delta 0 it is pure epsilon,
+    infinity with Gaussian noise; with a masked sum, which the PLD does not know, it is by RDP."""
+    if delta == 0:
+        from discreet.accounting.accounting import pure_epsilon
+
+        return pure_epsilon(spent.entries)
+    masked = any(hasattr(event, "renyi_noise_multiplier") for event, _ in spent.entries)
+    return spent.epsilon(delta, RDP if masked else accountant)
+
+
+def passes(spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str) -> bool:
+    """True if releases cost more than a budget, by more than rounding. None is no budget, and one of pure epsilon
+    (delta 0) does not hold releases that have none.
+
+    The one check of budgets, for the server, for clients and for `DPSGD`.
+    """
+    if budget is None:
+        return False
+    epsilon = epsilon_of(spent, delta, accountant)
+    return exceeds(epsilon, budget) and not (delta == 0 and epsilon == math.inf)

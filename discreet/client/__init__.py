@@ -1,1 +1,0 @@
-"""What a client does with a train request: policy, budgets, its own ledger, its update."""

@@ -1,0 +1,1 @@
+"""Data sets and partitions, folders of one's own, and what each example is."""

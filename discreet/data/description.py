@@ -1,0 +1,141 @@
+"""`data.toml`, which describes the data in a folder: its keys are in the head of `discreet/data/folder.py`."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
+from discreet.per_example.objective import PADDING
+
+DESCRIPTION = "data.toml"
+Bound = float | tuple[float, ...]
+AtLeastTwo = Annotated[int, Field(ge=2)]
+
+
+class DataDescription(BaseModel):
+    """The keys of `data.toml`. Raises ValueError for values that do not go together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal["csv", "parquet", "npz", "idx"]
+    file: str
+    target: str | None = None
+    targets: tuple[str, ...] = ()
+    target_low: Bound | None = None
+    target_high: Bound | None = None
+    inputs: str | tuple[str, ...] | None = None
+    low: Bound | None = None
+    high: Bound | None = None
+    classes: tuple[str, ...] = ()
+    task: str | None = None
+    test: str | None = None
+    test_target: str | None = None
+    num_classes: AtLeastTwo | None = None
+    shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    owner: str | None = None
+    model: str | None = None
+    tokens: AtLeastTwo | None = None
+    padding: int | str | None = None
+    next_token: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for kept, rule in self._rules():
+            if not kept:
+                raise ValueError(rule)
+        return self
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        yield from _range_rules("low", self.low, self.high)
+        yield from _range_rules("target_low", self.target_low, self.target_high)
+        yield self.tokens is None or self.low is None, "tokens goes without low and high"
+        kind, rule = (str, "a text that is none of classes") if self.classes else (int, "a whole number")
+        fine = self.padding is None or (isinstance(self.padding, kind) and self.padding not in self.classes)
+        yield fine, f"padding must be {rule} (got {self.padding!r})"
+        others = (self.target, self.targets, self.classes, self.num_classes, self.target_low, self.test_target)
+        alone = not self.next_token or (self.tokens is not None and not any(others))
+        yield alone, "next_token needs tokens, and goes without a target, classes and a range"
+        one = (self.target is None) != (not self.targets)
+        yield self.next_token or one, "target or targets must be given, and not both"
+        yield not (self.num_classes and self.classes), "num_classes and classes are both given: give one"
+        single = (not self.targets or self.padding is not None) and self.target_low is None
+        rule = "classes and num_classes are of a single target, and go with neither targets nor a range"
+        yield single or not (self.num_classes or self.classes), rule
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The columns or arrays of what is predicted."""
+        return self.targets if self.target is None else (self.target,)  # none with next_token
+
+    @property
+    def class_count(self) -> int:
+        """The number of classes; 0 if it does not say."""
+        return self.num_classes or len(self.classes) or (self.tokens or 0 if self.next_token else 0)
+
+    @property
+    def mark(self) -> int:
+        """The number that is padding among targets, after words have become numbers."""
+        return self.padding if isinstance(self.padding, int) else PADDING
+
+    def predicted(self, targets: Array) -> Target:
+        """The target of the task that the folder describes, of which `targets` are an example."""
+        if self.next_token or self.padding is not None:
+            if targets.ndim != 2 or not targets.shape[1]:
+                raise FolderError(
+                    f"{self.file}: targets of sequences must be of shape (n, length), not {targets.shape}"
+                )
+            return Target(SEQUENCES, length=targets.shape[1])
+        if self.target_low is None or self.target_high is None:
+            return Target(LABELS, self.targets) if self.targets else CLASS
+        low, high = (_for_each(bound, len(self.target_names)) for bound in (self.target_low, self.target_high))
+        return Target(NUMBERS, self.target_names, low, high)
+
+
+def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[tuple[bool, str]]:
+    above = name.replace("low", "high")
+    yield (low is None) == (high is None), f"{name} and {above} must be given together"
+    if low is not None and high is not None:
+        lows, highs = np.asarray(low, float), np.asarray(high, float)
+        as_many = len({lows.size, highs.size} - {1}) < 2
+        yield as_many, f"{name} and {above} must be one number, or equally many"
+        yield bool(np.all(highs > lows)), f"{above} must be above {name} (got {high} and {low})"
+
+
+def _for_each(bound: Bound, count: int) -> tuple[float, ...]:
+    values = tuple(map(float, bound)) if isinstance(bound, tuple) else (float(bound),) * count
+    if len(values) != count:
+        raise FolderError(f"target_low and target_high must be one number or {count} of them")
+    return values
+
+
+def read_description(folder: Path) -> DataDescription:
+    """`data.toml` of a folder.
+
+    Raises:
+      FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the wrong kind.
+    """
+    path = folder / DESCRIPTION
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FolderError(f"{path} is missing: it says in which file the data are, and in which form") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FolderError(f"{path} is not TOML: {error}") from error
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    try:
+        return DataDescription.model_validate(settings)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = str(wrong["loc"][0]) if wrong["loc"] else ""
+        said = f"{key}: {wrong['msg']}" if key else wrong["msg"].removeprefix("Value error, ")
+        if wrong["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(key, DataDescription.model_fields, n=1)
+            said = f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
+        raise FolderError(f"{path}: {said}") from error

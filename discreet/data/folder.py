@@ -1,0 +1,341 @@
+"""Data of one's own: a folder with tables and a small description, `data.toml`, that says what is where.
+
+    format = "csv"                  # csv, parquet, npz, idx
+    file = "train.csv"              # for idx: the file of the inputs
+    target = "label"                # the column or array of what is predicted; for idx: the file of the labels
+    inputs = ["p0", "p1"]           # columns in their order, or the name of an array; left out: all others, or "inputs"
+    low = 0                         # public ranges, one for all inputs or one for each: low..high becomes what the
+    high = 16                       # task's inputs lie in, 0..1 or -1..1
+    classes = ["benign", "malign"]  # if classes are words: their numbers are their places in this list
+    task = "digits"                 # left out: any task that they fit
+
+and for `data.name=folder`, a task that only these data have (its inputs lie in -1..1 if low and high are given):
+
+    test = "test.csv"               # the public test set, of the same form; left out: there is none
+    test_target = "test-labels"     # for idx: the file of its labels
+    num_classes = 3                 # if classes are numbers
+    target_low = 0                  # in place of classes, the public range of a target that is a number: regression
+    target_high = 500
+    targets = ["mild", "severe"]    # in place of target: several columns or arrays. Without a range they are labels,
+                                    # each 0 or 1; with target_low and target_high, one or several, numbers
+    shape = [1, 28, 28]             # of one input; left out: that of the array, or the number of columns
+    owner = "patient"               # the column or array of whose each example is, for data.partition=natural
+    model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be trained on these data
+
+and for sequences, a class for each position of an input:
+
+    tokens = 30                     # inputs are whole numbers in 0..29, which a model reads as int64, and no quantities
+    padding = -1                    # at a position with this target there is nothing to predict. `target` is an array
+                                    # (n, length), or `targets` are columns, one for each position
+    next_token = true               # in place of target: each position's target is the next token of the inputs, which
+                                    # are one longer than the sequences; a token that is `padding` is no target
+
+A range, a number of classes or tokens, or the length of sequences is a constant that is known without looking at the
+data: a minimum, a mean or a count of what occurs would be a release without an account.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from discreet.data.description import DESCRIPTION, DataDescription, read_description
+from discreet.data.examples import SHAPES, Examples, Task, TaskShape
+from discreet.data.images import read_idx
+from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
+from discreet.per_example.objective import PADDING
+from discreet.settings.extras import require
+
+logger = logging.getLogger("discreet")
+
+FOLDER = "folder"  # the data.name of a task that a folder describes
+SCALE = (-1.0, 1.0)
+# The contents of a file: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None if it has none.
+_Table = tuple[Array, Array | None, Array | None]
+
+
+def load_folder(path: str | None) -> Task:
+    """The task that the folder `path` describes: training examples, public test set and owners if it names them.
+
+    Raises:
+      FolderError: what is wrong, with the file, the row or the class.
+    """
+    if path is None:
+        raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
+    folder = Path(path).expanduser().resolve()
+    description = with_inputs(folder, read_description(folder))
+    train, shape, owners = _load(folder, description)
+    test = train.subset(torch.zeros(0, dtype=torch.int64))
+    if description.test is not None:
+        target = description.test_target or description.target
+        test_file = {"file": description.test, "target": target, "owner": None}
+        test, _, _ = _load(folder, description.model_copy(update=test_file), shape)
+    return Task(FOLDER, train, test, shape, owners)
+
+
+def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
+    """The training examples in a folder, and their shape, for a task of `SHAPES` or the one that the folder describes
+    (`data.name=folder`).
+
+    Raises:
+      FolderError: what is wrong, with the file, the row or the class.
+    """
+    if task not in (*SHAPES, FOLDER):
+        known = ", ".join(sorted((*SHAPES, FOLDER)))
+        raise FolderError(f"no task {task!r}; data of a node's own can be given for {known}")
+    description = read_description(folder)
+    if description.task not in (None, task):
+        raise FolderError(f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}")
+    examples, shape, _ = _load(folder, description, SHAPES.get(task))
+    return examples, shape
+
+
+def _load(
+    folder: Path, description: DataDescription, shape: TaskShape | None = None
+) -> tuple[Examples, TaskShape, torch.Tensor | None]:
+    """A labelled table, its shape unless that is given, and its owners as numbers from 0 if it has any."""
+    path = folder / description.file
+    with lines_of(path, description.format):
+        inputs, targets, owners = _read(folder, description)
+        if targets is None:
+            raise FolderError(f"{path} has no column or array {' or '.join(description.target_names)}")
+        if len(inputs) != len(targets):
+            raise FolderError(f"{path} has {len(inputs)} rows of inputs and {len(targets)} targets")
+        shape = shape or _shape_of(folder, description, inputs, targets)
+        read = _inputs_of(inputs, description, shape, str(path)), _targets_of(targets, description, shape, str(path))
+    numbers = None if owners is None else torch.from_numpy(np.unique(owners, return_inverse=True)[1])
+    return Examples(*read), shape, numbers
+
+
+def read_file(
+    path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
+    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet or .npz, its targets if it has them, and the cells
+    of a column that tells the rows apart. The description says which columns or arrays they are, and their range.
+
+    Raises:
+      FolderError: what is wrong.
+    """
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("csv", "parquet", "npz"):
+        raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet or .npz")
+    with lines_of(path, kind):
+        description = description.model_copy(update={"format": kind, "file": path.name, "owner": id_column})
+        inputs, targets, ids = _read(path.parent, description)
+        if targets is not None and len(targets) != len(inputs):
+            raise FolderError(f"{path} has {len(inputs)} inputs and {len(targets)} targets")
+        read = _inputs_of(inputs, description, shape, str(path))
+        return read, None if targets is None else _targets_of(targets, description, shape, str(path)), ids
+
+
+def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets: Array) -> TaskShape:
+    num_classes, target = description.class_count, description.predicted(targets)
+    if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
+        raise FolderError(
+            f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public. If the target is "
+            "a number, it must give target_low and target_high, its public range"
+        )
+    input_shape = description.shape or tuple(inputs.shape[1:])
+    return TaskShape(input_shape, num_classes, SCALE, description.tokens or 0, target)
+
+
+def _targets_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
+    return targets_of(values, shape.target, num_classes=shape.num_classes, what=what, padding=description.mark)
+
+
+def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
+    size, found = math.prod(shape.input_shape), math.prod(values.shape[1:])
+    if found != size:
+        raise FolderError(f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}")
+    if shape.num_tokens:
+        with np.errstate(invalid="ignore"):  # of NaN, which is no whole number
+            whole = np.asarray(values, np.int64)
+        if not (np.array_equal(whole, values) and np.all((whole >= 0) & (whole < shape.num_tokens))):
+            raise FolderError(f"{what} do not fit: inputs must be whole numbers in [0, {shape.num_tokens})")
+        return torch.from_numpy(whole.reshape(-1, *shape.input_shape))
+    numbers = np.asarray(values, np.float64).reshape(len(values), size)
+    wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
+    if len(wrong):
+        raise RowError(int(wrong[0]), "an input is missing, NaN or infinite")
+    scaled = _scale(numbers, description, shape.scale, what)
+    return torch.from_numpy(scaled.astype(np.float32).reshape(-1, *shape.input_shape))
+
+
+def _scale(numbers: Array, description: DataDescription, scale: tuple[float, float], what: str) -> Array:
+    if description.low is None:
+        return numbers
+    low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
+    for bound in (low, high):
+        if bound.ndim > 1 or bound.size not in (1, numbers.shape[1]):
+            raise FolderError(f"low and high must be one number or {numbers.shape[1]} of them")
+    # Clamped: a value outside the public range must not tell how far outside it is.
+    outside = np.count_nonzero((numbers < low) | (numbers > high))
+    if outside:
+        logger.warning("%s: %d of %d values lie outside low..high, and are set to it", what, outside, numbers.size)
+    share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
+    return np.asarray(scale[0] + share * (scale[1] - scale[0]))
+
+
+def _read(folder: Path, description: DataDescription) -> _Table:
+    path, owner = _file(folder, description.file), description.owner
+    if description.format == "idx":
+        if owner is not None or description.target is None:
+            raise FolderError("with idx, which holds one array a file, target must be given, and no targets and owner")
+        files = path, _file(folder, description.target)
+        try:
+            images, labels = (read_idx(file) for file in files)
+        except (OSError, ValueError) as error:
+            raise FolderError(str(error)) from error
+        return images, _numbered(labels, description), None
+    found = open_table(path, description.format)
+    names, kind = _input_names(found, description), "array" if description.format == "npz" else "column"
+    for name in (*names, owner):
+        if name is not None and name not in found:
+            raise FolderError(f"{path.name} has no {kind} {name}")
+    inputs = stack_columns(found, names) if kind == "column" else found[names[0]]
+    targets = _given_targets(found, description, names)
+    if description.next_token:
+        inputs, targets = inputs[:, :-1], np.asarray(inputs[:, 1:])
+    return inputs, targets, None if owner is None else np.asarray(found[owner])
+
+
+def _given_targets(found: Mapping[str, Any], description: DataDescription, inputs: Sequence[str]) -> Array | None:
+    """The targets of an open table; None if it does not have all of them, or they follow from the inputs."""
+    wanted = description.target_names
+    if not wanted or not all(name in found and name not in inputs for name in wanted):
+        return None
+    columns = [_numbered(np.asarray(found[name]), description) for name in wanted]
+    return columns[0] if description.target is not None else np.stack(columns, axis=1)
+
+
+def _file(folder: Path, name: str) -> Path:
+    path = folder / name
+    if path.resolve().parent != folder.resolve():
+        raise FolderError(f"{name} must lie in {folder} itself")
+    if not path.is_file():
+        raise FolderError(f"{path} is missing")
+    return path
+
+
+def open_table(path: Path, form: str) -> dict[str, Any]:
+    """The columns (csv, parquet; of pyarrow) or the arrays (npz; of numpy) of a file by their names.
+
+    Raises:
+      FolderError: it can't be read, or has two columns of one name.
+    """
+    require("pyarrow", extra="simulation", why=path.name)
+    from pyarrow import csv, parquet  # type: ignore[import-untyped]
+
+    try:
+        if form == "npz":
+            with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        table = parquet.read_table(path) if form == "parquet" else csv.read_csv(path)
+        names = list(table.column_names)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise FolderError(_unreadable(path, " ".join(str(error).split()))) from None
+    for name in names:
+        if names.count(name) > 1:
+            raise FolderError(f"{path}: the column {name!r} is there twice")
+    return {name: table.column(name) for name in names}
+
+
+def _unreadable(path: Path, said: str) -> str:
+    """The reason why a table can't be read: the line of a row with too few or too many cells, and never the row, which
+    the reader's own message shows."""
+    expected, got, _ = said.partition(", got ")
+    with suppress(csv.Error, OSError):
+        (_, header), *rows = _records(path) if got else [(0, [])]
+        for line, row in rows:
+            if len(row) != len(header):
+                return f"{path}, line {line}: {len(row)} columns, and the header has {len(header)}"
+    return f"{path} can't be read: {expected}"
+
+
+def _records(path: Path) -> list[tuple[int, list[str]]]:
+    """The records of a CSV file, the header first, each with its last line, from 1; empty lines are none."""
+    with path.open(newline="", errors="replace") as file:
+        reader = csv.reader(file)
+        return [(reader.line_num, row) for row in reader if row]
+
+
+@contextmanager
+def lines_of(path: Path, form: str) -> Iterator[None]:
+    """Adds to a refused row of a table the file, and the line in it if it is CSV."""
+    try:
+        yield
+    except RowError as error:
+        place = f"row {error.row}"
+        if form == "csv":
+            with suppress(csv.Error, IndexError):
+                place = f"line {_records(path)[error.row + 1][0]}"
+        raise FolderError(f"{path}, {place}: {error.problem}") from None
+
+
+def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
+    """The inputs that the description names; by default all columns but target and owner, or the array `inputs`."""
+    if description.format == "npz":
+        if isinstance(description.inputs, tuple):
+            raise FolderError("inputs must be the name of one array in an npz file")
+        return (description.inputs or "inputs",)
+    if description.inputs is None:
+        return tuple(name for name in found if name not in (*description.target_names, description.owner))
+    return (description.inputs,) if isinstance(description.inputs, str) else description.inputs
+
+
+def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
+    """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
+    if description.inputs is not None or description.format not in ("csv", "parquet"):
+        return description
+    found = open_table(_file(folder, description.file), description.format)
+    return description.model_copy(update={"inputs": _input_names(found, description)})
+
+
+def stack_columns(found: Mapping[str, Any], names: Sequence[str]) -> Array:
+    """The columns `names` of an open table as numbers (n, len(names)).
+
+    Raises:
+      RowError: a cell is missing or is no finite number.
+    """
+    if not names:
+        return np.zeros((len(next(iter(found.values()), ())), 0))
+    return np.stack([_numbers(found[name], f"the column {name}") for name in names], axis=1)
+
+
+def _numbers(column: Any, what: str) -> Array:
+    with suppress(TypeError, ValueError):
+        quick = np.asarray(column.to_numpy(), np.float64)
+        if np.isfinite(quick).all():
+            return quick
+    for row, cell in enumerate(column.to_pylist()):
+        with suppress(TypeError, ValueError):
+            if math.isfinite(float(cell)):
+                continue
+        raise RowError(row, f"{what} is {'missing' if cell in (None, '') else 'no finite number'}")
+    raise FolderError(f"{what} is no number in any row")
+
+
+def _numbered(targets: Array, description: DataDescription) -> Array:
+    """Classes as numbers; words by their places in `classes`."""
+    if description.classes:
+        places = {name: place for place, name in enumerate(description.classes)}
+        places |= {} if description.padding is None else {str(description.padding): PADDING}
+        for place, value in enumerate(targets.flat):
+            if str(value) not in places:
+                raise RowError(place * len(targets) // targets.size, "the class is not in classes")
+        return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
+    try:
+        return np.asarray(targets, np.float64)
+    except ValueError as error:
+        raise FolderError(
+            f"{description.file}: classes that are words must be listed in classes, and other targets be numbers"
+        ) from error

@@ -1,0 +1,168 @@
+"""The examples of each client, and which of them it trains on and which it holds out."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from discreet.data.examples import Examples, Task
+from discreet.settings.data import DataConfig
+from discreet.settings.extras import require
+
+_Parts = list[np.ndarray[Any, Any]]
+_SHARDS_PER_CLIENT = 2
+SAMPLED = "sampled"
+HOLDOUT_SEED = 20743  # public, as the rule is
+BY_CLASS = ("dirichlet", "shards")
+
+
+def partition_indices(
+    targets: torch.Tensor, data: DataConfig, *, owners: torch.Tensor | None = None
+) -> list[torch.Tensor]:
+    """The example numbers of each client, int64 vectors: disjoint, none empty, together all of [0, n).
+
+    targets: (n,) class numbers, or (n, k) labels, numbers or sequences. `data.partition_seed` decides the draw;
+    "natural" draws nothing. `data.partition`:
+
+    - "iid": shuffled and dealt; sizes differ by at most 1.
+    - "dirichlet": each class is shared out in proportions from Dirichlet(alpha): small alpha, skewed clients
+      (Hsu et al. 2019). A client that the draw leaves empty gets one example of the client that has most.
+    - "shards": sorted by class and cut in equal shards, of which each client gets two at random (McMahan et
+      al. 2017, section 3). If the examples do not divide, the rest makes more shards, a third for some.
+    - "natural": by `owners`, (n,), in sorted order of the owner; num_clients must be the number of owners.
+
+    Raises:
+      ValueError: more clients than examples (twice as many for "shards"), a partition by classes of data that have
+        none, natural owners that are missing or of another number.
+    """
+    if data.num_clients > len(targets):
+        raise ValueError(f"data.num_clients: {data.num_clients} clients cannot share {len(targets)} training examples")
+    if data.partition == "natural":
+        parts = _natural(data, owners)
+    elif data.partition == "iid":
+        # The same split as flwr-datasets' IidPartitioner on shuffled data, without the seconds that its import takes
+        # in every client process.
+        order = np.random.default_rng(data.partition_seed).permutation(len(targets))
+        parts = np.array_split(order, data.num_clients)
+    elif data.partition in BY_CLASS and targets.ndim > 1:
+        raise ValueError(
+            f"data.partition: {data.partition} shares out by an example's class, and these data have none: take iid"
+        )
+    else:
+        parts = _drawn(data, targets.numpy())
+    return [torch.from_numpy(np.asarray(part, dtype=np.int64)) for part in parts]
+
+
+def client_examples(task: Task, data: DataConfig, client_id: int) -> Examples:
+    """The training examples of one client; client_id in [0, num_clients), else ValueError.
+
+    The partition of a task is made once per process and then kept; a sampled view is made anew each time.
+    """
+    if not 0 <= client_id < data.num_clients:
+        raise ValueError(f"client_id must lie in [0, {data.num_clients}), not {client_id}")
+    if data.examples_per_client is None:
+        return task.train.subset(task_partition(task, data)[client_id])
+    count, each = len(task.train), data.examples_per_client
+    indices = sampled_indices(client_id, num_examples=count, examples_per_client=each, seed=data.partition_seed)
+    return task.train.subset(indices)
+
+
+def sampled_indices(client_id: int, *, num_examples: int, examples_per_client: int, seed: int) -> torch.Tensor:
+    """The examples, of `num_examples`, that a client of a sampled population views: different ones, decided by its
+    number and a public seed alone, (examples_per_client,) int64. Views of different clients may overlap. Raises
+    ValueError for more examples than there are.
+
+    >>> sampled_indices(999_999, num_examples=5, examples_per_client=5, seed=20731).sort().values
+    tensor([0, 1, 2, 3, 4])
+    """
+    if examples_per_client > num_examples:
+        raise ValueError(
+            f"data.examples_per_client: a view of {examples_per_client} of {num_examples} training examples"
+        )
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, client_id], dtype=np.uint64)))
+    return torch.from_numpy(generator.choice(num_examples, examples_per_client, replace=False, shuffle=False))
+
+
+@lru_cache(maxsize=8)
+def task_partition(task: Task, data: DataConfig) -> tuple[torch.Tensor, ...]:
+    """`partition_indices` of a task's training examples, made once per process for the same task object."""
+    return tuple(partition_indices(task.train.targets, data, owners=task.owners))
+
+
+def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
+    # What NaturalIdPartitioner does, without its progress bar on the terminal.
+    if owners is None:
+        raise ValueError("data.partition: natural needs data with owners, as femnist and shakespeare have")
+    _, numbers, counts = np.unique(owners.numpy(), return_inverse=True, return_counts=True)
+    if len(counts) != data.num_clients:
+        raise ValueError(
+            f"data.num_clients must be {len(counts)} for a natural partition, the number of owners, "
+            f"not {data.num_clients}"
+        )
+    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
+    """The partitions of flwr-datasets."""
+    require("datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}")
+    from datasets import Dataset
+    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
+
+    same: dict[str, Any] = {"num_partitions": data.num_clients, "partition_by": "target", "seed": data.partition_seed}
+    partitioner: DirichletPartitioner | ShardPartitioner
+    if data.partition == "dirichlet":
+        # With a larger minimum it draws again and again, and with many clients never succeeds.
+        partitioner = DirichletPartitioner(alpha=float(data.alpha), min_partition_size=0, **same)
+    else:
+        shards = _SHARDS_PER_CLIENT * data.num_clients
+        if shards > len(targets):
+            raise ValueError(
+                f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {len(targets)} training "
+                f"examples are too few for {data.num_clients} clients"
+            )
+        # Asked for two shards a client it drops what does not divide; given the size of a shard it deals all.
+        partitioner = ShardPartitioner(shard_size=len(targets) // shards, keep_incomplete_shard=True, **same)
+    partitioner.dataset = Dataset.from_dict({"index": np.arange(len(targets)), "target": targets})
+    with warnings.catch_warnings():
+        # datasets sorts with an argument that pyarrow calls deprecated from 25 on; not ours to change.
+        warnings.simplefilter("ignore", FutureWarning)
+        return _fill_empty([np.asarray(partitioner.load_partition(i)["index"][:]) for i in range(data.num_clients)])
+
+
+def _fill_empty(parts: _Parts) -> _Parts:
+    filled = list(parts)
+    for client in (number for number, part in enumerate(parts) if len(part) == 0):
+        largest = max(range(len(filled)), key=lambda number: len(filled[number]))
+        filled[client], filled[largest] = filled[largest][:1], filled[largest][1:]
+    return filled
+
+
+def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.Tensor:
+    """The rows, ascending, (m,) int64, that a client of so many examples never trains on, so that it can rate models on
+    them: of each run of 1 / share rows one, chosen by a public seed and the client's number alone.
+
+    The values of the examples do not matter, and rows that are added at the end leave the earlier choice as it is, so
+    that nothing that was trained on is ever held out. m differs from share * num_examples by less than 1; it may be 0
+    for fewer than 1 / share examples.
+
+    >>> held_out_rows(20, 7, share=0.2).tolist() == held_out_rows(23, 7, share=0.2).tolist()[:4]
+    True
+    """
+    edges = np.floor(np.arange(math.ceil(num_examples * share) + 1) / share)
+    key = np.array([HOLDOUT_SEED, client_id], dtype=np.uint64)
+    places = np.random.Generator(np.random.Philox(key=key)).random(len(edges) - 1)
+    rows = (edges[:-1] + np.floor(places * np.diff(edges))).astype(np.int64)
+    return torch.from_numpy(rows[rows < num_examples])
+
+
+def split_rows(num_examples: int, client_id: int, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that a client trains on, and those that it holds out: both ascending, together all of them."""
+    held = held_out_rows(num_examples, client_id, share=share)
+    trained = torch.ones(num_examples, dtype=torch.bool)
+    trained[held] = False
+    return trained.nonzero().flatten(), held

@@ -1,0 +1,137 @@
+"""The target of an example: its class, labels of which any number may hold, numbers in public ranges, or a class for
+each position of a sequence."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet.per_example.objective import PADDING
+
+logger = logging.getLogger("discreet")
+
+Array = np.ndarray[Any, Any]
+
+CLASSES, LABELS, NUMBERS, SEQUENCES = "classes", "labels", "numbers", "sequences"
+KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
+
+
+class FolderError(ValueError):
+    """Data in a folder that are missing, can't be read, or do not fit. The message holds no value of the data."""
+
+
+class RowError(FolderError):
+    """A row, counted from 0, that is not as it must be: the first one. `problem` says in what."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(f"row {row}: {problem}")
+        self.row, self.problem = row, problem
+
+
+@dataclass(frozen=True)
+class Target:
+    """The kind of what is predicted of an example, and its public ranges.
+
+    Attributes:
+      kind: classes (one of several), labels (each of several holds or does not), numbers, or sequences (one of several
+        classes at each position that is not padding).
+      names: of the labels or numbers, at least one; of classes none.
+      low, high: the public range of each number. A model learns numbers as -1..1, which is low..high. A value outside
+        is set to the nearer end: how far outside it is must not be told.
+      length: how many positions a sequence has, padding counted; 0 for other kinds.
+
+    >>> price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
+    >>> price.scaled(torch.tensor([[50.0], [900.0]])).tolist(), price.in_units(torch.tensor([[-0.5]])).tolist()
+    ([[-0.5], [1.0]], [[50.0]])
+    """
+
+    kind: str = CLASSES
+    names: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r})")
+        if (self.kind in (CLASSES, SEQUENCES)) != (not self.names):
+            raise ValueError(f"names must be given for labels and numbers, and for nothing else (got {self.names})")
+        if (self.kind == SEQUENCES) != (self.length > 0):
+            raise ValueError(f"length must be above 0 for sequences, and 0 otherwise (got {self.length})")
+        wanted = len(self.names) if self.kind == NUMBERS else 0
+        if (len(self.low), len(self.high)) != (wanted, wanted):
+            raise ValueError(f"low and high must be {wanted} numbers (got {self.low} and {self.high})")
+        if not all(-math.inf < low < high < math.inf for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"high must be above low, and both finite (got {self.high} and {self.low})")
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Numbers (n, k) in their own units as what a model learns, float32 in -1..1."""
+        low, high = self._range()
+        share: Tensor = (values.double() - low) / (high - low)
+        return (share.clamp(0, 1) * 2 - 1).float()
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """The inverse of `scaled`, float64; what lies beyond -1..1 is not cut."""
+        low, high = self._range()
+        return low + (outputs.double() + 1) / 2 * (high - low)
+
+    def _range(self) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.low, dtype=torch.float64), torch.tensor(self.high, dtype=torch.float64)
+
+
+CLASS = Target()
+
+
+def targets_of(values: Array, target: Target, *, num_classes: int, what: str, padding: int = PADDING) -> Tensor:
+    """Targets as examples hold them: class numbers (n,) int64, or (n, length) for sequences, with `PADDING` where a
+    value is `padding`; otherwise (n, k) float32, labels as 0 and 1, numbers scaled. `values` are (n,), or (n, k) for
+    labels and numbers; `what` names them in errors.
+
+    Raises:
+      FolderError: one is missing, or is none of what is predicted.
+    """
+    if target.kind in (CLASSES, SEQUENCES):
+        return _class_numbers(values, target.length, num_classes=num_classes, padding=padding, what=what)
+    columns = values.reshape(len(values), -1) if values.dtype.kind in "fiub" else np.zeros((0, 0))
+    if columns.shape[1] != len(target.names):
+        raise FolderError(f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}")
+    numbers = columns.astype(np.float64)
+    _refuse_row(~np.isfinite(numbers), "is missing or not finite", target)
+    if target.kind == LABELS:
+        _refuse_row((numbers != 0) & (numbers != 1), "is not 0 or 1", target)
+        return torch.from_numpy(numbers).float()
+    outside = np.count_nonzero((numbers < np.array(target.low)) | (numbers > np.array(target.high)))
+    if outside:
+        logger.warning(
+            "%s: %d of %d targets lie outside target_low..target_high, and are set to it", what, outside, numbers.size
+        )
+    return target.scaled(torch.from_numpy(numbers))
+
+
+def _refuse_row(wrong: Array, how: str, target: Target) -> None:
+    if wrong.any():
+        row, column = (int(place) for place in np.argwhere(wrong)[0])
+        raise RowError(row, f"{target.names[column]} {how}")
+
+
+def _class_numbers(values: Array, length: int, *, num_classes: int, padding: int, what: str) -> Tensor:
+    """One class a row (length 0), or one a position, which may be padding."""
+    if values.shape[1:] != ((length,) if length else ()) or values.dtype.kind not in "fiu":
+        wanted = f"{length} numbers a row, one for each position" if length else "one number a row"
+        raise FolderError(f"{what}: targets must be {wanted}, not {values.dtype} of shape {values.shape}")
+    padded = (values == padding) & (length > 0)
+    whole = np.where(np.isfinite(values) & ~padded, values, -1).astype(np.int64)
+    wrong = np.argwhere(~padded & ((whole != values) | (whole < 0) | (whole >= num_classes)))
+    if len(wrong):
+        known = f"one of 0 to {num_classes - 1}"
+        told = f"the class is not {known}"
+        if length:
+            told = f"the class at position {wrong[0][1]} is neither {known} nor the padding {padding}"
+        raise RowError(int(wrong[0][0]), told)
+    return torch.from_numpy(np.where(padded, PADDING, whole))

@@ -1,0 +1,91 @@
+"""Plays as next-character prediction, each speaking role a user (McMahan et al. 2017, section 3)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from discreet.data.examples import SHAPES, Examples, Task, joined
+
+(WINDOW,) = SHAPES["shakespeare"].input_shape
+# Every eighth character of a role is a target. Neighbouring windows share 79 of 80 characters: all of them
+# would take eight times the memory and teach little more.
+STRIDE = 8
+PADDING, UNKNOWN = 0, 1
+# A fixed public alphabet: collecting the characters that occur would tell which characters the users wrote.
+ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
+NUM_TOKENS = len(ALPHABET) + 2
+_TEST_SHARE = 5
+_LONGEST_NAME = 60
+
+
+def load_shakespeare(path: str | None) -> Task:
+    """Next-character prediction from a text of plays; owners are the speaking roles, sorted by name.
+
+    inputs: (n, 80) int64, the characters before the target, with 0 before the role's text begins. targets: the
+    next character. Both are numbers in [0, 98): 0 padding, 1 unknown, then `ALPHABET`. The last fifth of a
+    role's speeches (rounded down, so none below five speeches) is the public test set. Raises
+    FileNotFoundError if `path` is not a file, ValueError without a path or if the text names no speakers.
+    """
+    if path is None:
+        raise ValueError("data.path: shakespeare is read from a text file; set data.path to it")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"data.path: {file} is not a file; shakespeare expects plays with a line for each speaker"
+        )
+    train, test = [], []
+    for _, speeches in sorted(read_speeches(file.read_text(encoding="utf-8")).items()):
+        kept = len(speeches) - len(speeches) // _TEST_SHARE
+        train.append(_windows(speeches[:kept]))
+        test += [_windows(speeches[kept:])] if speeches[kept:] else []
+    if not test:
+        raise ValueError(f"data.path: no role in {file} has {_TEST_SHARE} speeches; the test set is empty")
+    owners = torch.repeat_interleave(torch.arange(len(train)), torch.tensor([len(table) for table in train]))
+    return Task("shakespeare", joined(train), joined(test), SHAPES["shakespeare"], owners)
+
+
+def read_speeches(text: str) -> dict[str, list[str]]:
+    """Speeches by role, in the order of the text.
+
+    A speech is a block of lines between empty lines whose first line is the speaker's name and a mark, ":" or
+    "." (the one that ends more first lines). Blocks without such a line, and speakers without a speech, are
+    left out. Raises ValueError if there is no speech at all.
+
+    >>> read_speeches("ANNA:\\nGood day.\\n\\nBEN:\\nWho\\nis there?\\n\\nANNA:\\nI.\\n")
+    {'ANNA': ['Good day.', 'I.'], 'BEN': ['Who\\nis there?']}
+    """
+    blocks = [block.strip().split("\n") for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n"))]
+    heads = Counter(lines[0].rstrip()[-1:] for lines in blocks if len(lines) > 1)
+    mark = ":" if heads[":"] >= heads["."] else "."
+    speeches: dict[str, list[str]] = {}
+    for head, *lines in blocks:
+        name = head.rstrip()
+        if lines and name.endswith(mark) and 1 < len(name) <= _LONGEST_NAME:
+            speeches.setdefault(name[:-1], []).append("\n".join(line.strip() for line in lines))
+    if not speeches:
+        raise ValueError("the text names no speakers: expected lines such as 'ROMEO:' before each speech")
+    return speeches
+
+
+def encode(text: str) -> torch.Tensor:
+    """Characters to numbers, (len(text),) int64; what is not in `ALPHABET` is 1.
+
+    >>> encode("\\na~é").tolist()
+    [2, 68, 97, 1]
+    """
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    table = np.full(128, UNKNOWN, dtype=np.int64)
+    table[[ord(character) for character in ALPHABET]] = np.arange(2, NUM_TOKENS)
+    return torch.from_numpy(np.where(codes < 128, table[np.minimum(codes, 127)], UNKNOWN))
+
+
+def _windows(speeches: list[str]) -> Examples:
+    """Windows of one role: the targets are the characters 0, STRIDE, 2 STRIDE, ... of its text."""
+    tokens = torch.cat([torch.full((WINDOW,), PADDING), encode("\n".join(speeches))])
+    rows = tokens.unfold(0, WINDOW + 1, STRIDE)
+    return Examples(rows[:, :WINDOW].clone(), rows[:, WINDOW].clone())

@@ -1,0 +1,1 @@
+"""DPSGD for any loop of PyTorch."""

@@ -1,0 +1,150 @@
+"""Poisson batches of a data set: each example is in, or not, independently of the others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import TensorDataset, default_collate
+
+from discreet.per_example.trial import differ, is_same
+from discreet.privacy.randomness import RandomSource
+from discreet.training.local_training import step_batch
+
+_TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
+Batch = tuple[Tensor, Tensor]
+Collate = Callable[[list[Any]], Any]
+
+
+class MapDataset(Protocol):
+    """A map-style data set of PyTorch, or a list: `dataset[index]` is an example, (input, target)."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def size_of(dataset: MapDataset) -> int:
+    """The number of examples. ValueError if there are none, or the data set has no length or no index."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ValueError(
+            "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
+        )
+    if len(dataset) < 1:
+        raise ValueError("dataset must have an example at least")
+    return len(dataset)
+
+
+@dataclass(frozen=True, eq=False)
+class PoissonBatches:
+    """Batches of (inputs, targets), tensors on `device` with the examples in their first dimension.
+
+    An example is in a batch with `probability`, independently of the others and of earlier batches. So a batch may have
+    any size, 0 included. `collate` makes a batch of a list of examples; PyTorch's default_collate if it is None.
+    """
+
+    dataset: MapDataset
+    probability: float
+    collate: Collate | None
+    device: torch.device
+    source: RandomSource
+
+    def __post_init__(self) -> None:
+        if self.collate is not None:
+            count = len(self.dataset)
+            places = range(0, count, max(1, count // _TRIED))[:_TRIED]
+            _check_collate(self.collate, [self.dataset[place] for place in places])
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step. It is drawn anew if the source is secure: ask once.
+
+        Raises:
+          ValueError: the examples are not pairs, or collate does not give one row an example.
+        """
+        drawn = step_batch(self.source, step, len(self.dataset), probability=self.probability)
+        inputs, targets = self._pair(drawn)
+        return inputs.to(self.device), targets.to(self.device)
+
+    def _pair(self, positions: Tensor) -> Batch:
+        if isinstance(self.dataset, TensorDataset) and self.collate is None:
+            return _checked([part[positions.to(part.device)] for part in self.dataset.tensors], len(positions))
+        # Shapes and types of an empty batch are those of a batch of one.
+        examples = [self.dataset[position] for position in positions.tolist() or [0]]
+        inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
+        return inputs[: len(positions)], targets[: len(positions)]
+
+
+def _check_collate(collate: Collate, examples: list[Any]) -> None:
+    """Raises ValueError if a row of collate's batch follows from several examples. Rows may come in another order, and
+    padding to the longest example is fine: only batches of one shape are compared."""
+    drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
+    if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
+        raise ValueError(
+            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do not repeat, so that "
+            "nothing tells whether it mixes examples: draw from torch's own generator"
+        )
+    draws, mixes = any(_strangers(drawn[0], other) for other in drawn), False
+    for place in range(len(examples) if len(examples) > 1 else 0):
+        before, after = examples[:place], examples[place + 1 :]
+        if draws:  # and would draw otherwise for fewer examples
+            changed = [*before, tree_map(_changed, examples[place]), *after]
+            found = (_strangers(_seeded(collate, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS))
+            mixes = mixes or max(found) > 1
+        else:
+            mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), drawn[0]) > 0
+    if mixes:
+        raise ValueError(
+            "collate_fn: a row of the batch follows from several examples (a mean over the batch, mixup), so that "
+            "clipping each row's gradient bounds no example: make each row of its own example alone"
+        )
+
+
+def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
+    """A batch, with seeded generators that are afterwards as they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            return _checked(collate(list(examples)), len(examples))
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def _strangers(some: Batch, among: Batch) -> int:
+    """The number of rows of a batch that are not among those of another one; 0 for batches of other shapes."""
+    if [part.shape[1:] for part in some] != [part.shape[1:] for part in among]:
+        return 0
+
+    def alike(one: Tensor, other: Tensor) -> bool:
+        return not differ(one, other) if one.is_floating_point() else is_same(one, other)
+
+    wanted = list(zip(*among, strict=True))
+    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in zip(*some, strict=True))
+
+
+def _changed(value: Any) -> Any:
+    """Other values of the same kind and shape; single whole numbers, and what is no number, stay as they are."""
+    if isinstance(value, float):
+        return 0.5 * value + 0.125
+    if not isinstance(value, Tensor | np.ndarray):
+        return value
+    whole = torch.as_tensor(value)
+    changed = 0.5 * whole + 0.125 if whole.is_floating_point() else whole.flip(0) if whole.dim() else whole
+    return changed if isinstance(value, Tensor) else changed.numpy()
+
+
+def _checked(parts: Any, count: int) -> Batch:
+    if not isinstance(parts, tuple | list) or len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+        raise ValueError("dataset: an example must be a pair, an input and a target, that collate_fn makes tensors of")
+    if any(part.dim() == 0 or len(part) != count for part in parts):
+        shapes = " and ".join(str(tuple(part.shape)) for part in parts)
+        raise ValueError(f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}")
+    return parts[0], parts[1]

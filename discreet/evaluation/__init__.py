@@ -1,0 +1,1 @@
+"""Private ratings and statistics at the server, and tables of predictions."""

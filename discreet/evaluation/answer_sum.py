@@ -1,0 +1,218 @@
+"""The sum of a cohort's answers to a query: clipped, added up, and released with noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from discreet.mechanisms.sums import PartialReply, Replies, Reply, take_all
+from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.grid import grid_for
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.randomness import RandomSource
+from discreet.queries.query import Sums
+from discreet.settings.privacy import PRIVACY_DRAWS
+from discreet.settings.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
+
+
+@dataclass(frozen=True)
+class AnswerNoise:
+    """How the sum of a cohort's answers is released.
+
+    Attributes:
+      length: of an answer.
+      expected_cohort: q * population_size, a public constant.
+      noise_multiplier: of the noise on the sum, over `SENSITIVITY`; 0 draws no noise and protects nobody.
+      probability: q, with which a client is asked.
+      draws, on_grid, largest_cohort: as `discreet.mechanisms.central_gaussian.UserPrivacy` has them.
+    """
+
+    length: int
+    expected_cohort: float
+    noise_multiplier: float
+    draws: int = 1
+    on_grid: bool = False
+    largest_cohort: int = 2**20
+    probability: float = 1.0
+
+    @property
+    def sent(self) -> int:
+        """How many numbers a client sends."""
+        return self.length
+
+    @property
+    def stddev(self) -> float:
+        """Of the noise on each coordinate of the sum."""
+        return self.noise_multiplier * SENSITIVITY
+
+
+def server_noise(
+    config: RunConfig, length: int, *, expected_cohort: float, noise_multiplier: float, probability: float = 1.0
+) -> AnswerNoise:
+    """The noise of a run's server on a sum of answers of so many numbers: on the grid, in float or by secure sum, as on
+    updates."""
+    return AnswerNoise(
+        length,
+        expected_cohort,
+        noise_multiplier,
+        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
+        on_grid=config.privacy.noise == "grid",
+        largest_cohort=config.population_size,
+        probability=probability,
+    )
+
+
+@dataclass(frozen=True)
+class NoisedByClients:
+    """How answers are added up that each client has noised itself (`discreet.node.release.OwnNoise`).
+
+    Attributes:
+      length: of an answer before it was noised.
+      expected_cohort, probability: as `AnswerNoise` has them.
+      noise_multiplier: of each client's noise, over what one of its examples can add to its answer, or with local
+        privacy over how far other data can move it.
+      unit: the standard deviation of that noise on each number, over `noise_multiplier`; an m-th about m examples.
+      of_examples: whether the noise is for one of the examples, so that its size depends on their number.
+    """
+
+    length: int
+    expected_cohort: float
+    noise_multiplier: float
+    probability: float = 1.0
+    unit: float = 1.0
+    of_examples: bool = True
+
+    @property
+    def sent(self) -> int:
+        """How many numbers a client sends: the variance of its noise too."""
+        return self.length + 1
+
+    @property
+    def stddev(self) -> float:
+        """Of the noise on each coordinate of the sum of as many answers as are expected, if each is about one example;
+        about m examples it is an m-th of that."""
+        return self.noise_multiplier * self.unit * math.sqrt(self.expected_cohort)
+
+
+class AnswerSum:
+    """Clips answers to `SENSITIVITY` and adds them up.
+
+    Guarantee: adding or removing one client moves the sum by at most `SENSITIVITY` in L2, whatever it answers, as
+    `ClippedSum` and `GridSum` state it. An answer that is missing adds zero.
+    """
+
+    def __init__(self, how: AnswerNoise) -> None:
+        self.how = how
+        if how.on_grid:
+            grid = grid_for(SENSITIVITY, how.length, largest_cohort=how.largest_cohort, noise_scale=how.stddev)
+            self.clipped: ClippedSum | GridSum = GridSum(how.length, SENSITIVITY, grid=grid)
+        else:
+            self.clipped = ClippedSum(how.length, SENSITIVITY)
+
+    def add(self, answers: Tensor) -> None:
+        """Adds clients: answers (n, length)."""
+        self.clipped.add(answers)
+
+    def take(self, reply: Reply | PartialReply) -> None:
+        """Adds a client's answer, if it has sent one, or the sum of a part."""
+        _take(self, self._values, reply)
+
+    def part(self) -> tuple[float, ...]:
+        """What has been added up, to be taken into another sum."""
+        return tuple(self._values.tolist())
+
+    def released(self, source: RandomSource) -> Sums:
+        """The noised sum."""
+        mechanism = Gaussian(self.how.noise_multiplier, draws=self.how.draws)
+        return self.opened(self.clipped.noised(mechanism, source))
+
+    def opened(self, values: Tensor) -> Sums:
+        """A sum (length,) that has its noise."""
+        return Sums(tuple(values.tolist()), self.how.expected_cohort, self.how.stddev, self.how.probability)
+
+    @property
+    def _values(self) -> Tensor:
+        return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
+
+
+class NoisedAnswers:
+    """Adds up answers that clients have noised themselves, each (length + 1,): the last number is the variance of the
+    noise. Nothing is clipped, and no noise is added: what the sum says is post-processing of what clients released.
+    A row that can't be one, with a value that is not finite or a variance below 0, adds zero."""
+
+    def __init__(self, how: NoisedByClients) -> None:
+        self.how = how
+        self.total = torch.zeros(how.length + 1, dtype=torch.float64)
+
+    def add(self, answers: Tensor) -> None:
+        """Adds clients: answers (n, length + 1)."""
+        rows = answers.detach().cpu().double()
+        self.total += rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0)
+
+    def take(self, reply: Reply | PartialReply) -> None:
+        """Adds a client's answer, if it has sent one, or the sum of a part."""
+        _take(self, self.total, reply)
+
+    def part(self) -> tuple[float, ...]:
+        """What has been added up, to be taken into another sum."""
+        return tuple(self.total.tolist())
+
+    def released(self, source: RandomSource | None = None) -> Sums:
+        """The sum, with the standard deviation of all noise that is in it: infinity if nobody has answered. `source`:
+        not drawn from."""
+        return self.opened(self.total)
+
+    def opened(self, values: Tensor) -> Sums:
+        """As `released`, of a sum (length + 1,)."""
+        *sums, variance = values.tolist()
+        stddev = math.sqrt(variance) if variance else math.inf
+        return Sums(tuple(sums), self.how.expected_cohort, stddev, self.how.probability)
+
+
+def _take(total: AnswerSum | NoisedAnswers, values: Tensor, reply: Reply | PartialReply) -> None:
+    if isinstance(reply, PartialReply):
+        if reply.answers:
+            values.add_(torch.tensor(reply.answers, dtype=values.dtype))
+    elif reply.answer is not None:
+        total.add(reply.answer.unsqueeze(0))
+
+
+def sum_for(how: AnswerNoise | NoisedByClients) -> AnswerSum | NoisedAnswers:
+    """The empty sum of answers that are released so."""
+    return NoisedAnswers(how) if isinstance(how, NoisedByClients) else AnswerSum(how)
+
+
+def answer_round(
+    replies: Replies,
+    how: AnswerNoise,
+    *,
+    event: DpEvent,
+    source: RandomSource,
+    charge: Callable[[DpEvent], None],
+) -> Sums:
+    """Clips, adds up and noises the answers of a cohort that is asked for nothing else.
+
+    Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of `how.noise_multiplier`, sampled as `event` says.
+    Noise and denominator are functions of public constants alone: not of who replied.
+
+    Args:
+      replies: consumed as they come; may be empty: then the release is noise alone.
+      event: what it costs.
+      source: of the noise.
+      charge: called with the event before noise is added to anything: it writes the ledger to disk.
+    """
+    total = AnswerSum(how)
+    take_all(replies, None, total)
+    charge(event)
+    return total.released(source)

@@ -1,0 +1,276 @@
+"""A saved model, the inputs in a file as it reads them, its predictions, and how good they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
+from discreet.data.description import DataDescription, read_description
+from discreet.data.examples import Task, TaskShape
+from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
+from discreet.data.normalising import Normaliser
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
+from discreet.evaluation.csv_text import csv_text
+from discreet.models.models import model_for, parts_of
+from discreet.per_example.objective import PADDING, cross_entropy
+from discreet.queries.metrics import class_indicators, label_indicators, number_scores
+from discreet.server.run_folder import RunFolder, replace_file
+from discreet.settings.rules import ConfigError
+from discreet.settings.training import FLOWER_APP
+
+MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
+BATCH = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A model as a run has left it.
+
+    Attributes:
+      model: with its parameters, in evaluation mode.
+      data: the name of the data set it was trained on.
+      shape: what it expects of an input, and what it predicts.
+      folder: where the data are described, with data.name=folder.
+      normaliser: what `predict` normalises inputs by.
+    """
+
+    model: nn.Module
+    data: str
+    shape: TaskShape
+    folder: Path | None = None
+    normaliser: Normaliser = field(default_factory=Normaliser)
+
+
+def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """Copies named and shaped like the model's parameters, tied ones once: `vector` cut into the trainable ones, and
+    the frozen ones as they are in the model."""
+    parts = iter(parts_of(model, vector))
+    return {
+        name: (next(parts) if value.requires_grad else value.detach()).clone(memory_format=torch.contiguous_format)
+        for name, value in model.named_parameters()
+    }
+
+
+def load_model(run: Path) -> SavedModel:
+    """The model in a run folder.
+
+    Raises:
+      ConfigError: there is none, it is damaged, or this version can't build it.
+    """
+    path = run / MODEL_FILE
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: a run writes it when it ends")
+    try:
+        tensors = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata()
+        if facts["model"] == FLOWER_APP:
+            raise ConfigError("it holds the arrays of another Flower app, whose own code predicts with them")
+        shape = _shape_of(facts)
+        model = model_for(facts["model"], shape, seed=0)
+        known = dict(model.named_parameters())  # without copies of tied ones, which are saved once
+        if known.keys() != tensors.keys():
+            raise ConfigError(f"{path} does not fit the model {facts['model']}")
+        with torch.no_grad():
+            for name, parameter in known.items():
+                parameter.copy_(tensors[name])
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    folder = RunFolder(run).read_config().data.path if facts["data"] == FOLDER else None
+    described = None if folder is None else Path(folder).expanduser().resolve()
+    by = {name: tuple(values) for name, values in json.loads(facts.get("normaliser", "{}")).items()}
+    return SavedModel(model.eval(), facts["data"], shape, described, Normaliser(**by))
+
+
+def _shape_of(facts: Mapping[str, str]) -> TaskShape:
+    """What a model file says of its task; one that was written before there were other targets predicts classes."""
+    found = json.loads(facts.get("target", "{}"))
+    lists = {name: tuple(found.get(name, ())) for name in ("names", "low", "high")}
+    target = Target(found.get("kind", CLASSES), **lists, length=found.get("length", 0))
+    tokens = int(facts.get("num_tokens", 0))
+    return TaskShape(tuple(json.loads(facts["input_shape"])), int(facts["num_classes"]), SCALE, tokens, target)
+
+
+def read_inputs(
+    path: Path, saved: SavedModel, *, id_column: str | None = None
+) -> tuple[Tensor, Tensor | None, Array | None]:
+    """The inputs in a file by its ending, as the model reads them; targets and the cells of `id_column` if it has them.
+
+    .csv, .parquet: a row an input. For breast_cancer the columns are the 30 raw features by their names in
+    scikit-learn; for other data all columns but those of the targets and `id_column`, in their order. A column
+    `target` with class numbers may be there, or columns with the names of the labels or numbers.
+    .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) or (n, k) may be there.
+    With data.name=folder the names, classes and ranges of the folder's data.toml hold.
+
+    Raises:
+      FolderError: the file is missing or of another kind, a column is missing, a value is missing, not a number, not
+        finite or out of the model's range, or a shape does not fit.
+    """
+    inputs, targets, ids = read_file(path, _description_of(path, saved), saved.shape, id_column=id_column)
+    images = saved.folder is None and len(saved.shape.input_shape) == 3
+    if images and inputs.numel() and not (inputs.min() >= 0 and inputs.max() <= 1):
+        raise FolderError(f"{path}: pixels must lie in [0, 1]: divide them by the largest possible one")
+    return inputs, targets, ids
+
+
+def _description_of(path: Path, saved: SavedModel) -> DataDescription:
+    if saved.folder is not None:
+        return with_inputs(saved.folder, read_description(saved.folder))
+    names, arrays = saved.shape.target.names, path.suffix.lower() == ".npz"
+    facts: dict[str, Any] = {"target": "targets" if arrays else "target"}
+    if names and not arrays:
+        facts = {"targets": names}
+    if saved.data == "breast_cancer":
+        from sklearn.datasets import load_breast_cancer
+
+        low, high = zip(*BREAST_CANCER_RANGES, strict=True)
+        facts |= {"low": low, "high": high}
+        facts |= {} if arrays else {"inputs": tuple(map(str, load_breast_cancer().feature_names))}
+    return DataDescription(format="csv", file=path.name, **facts)
+
+
+_SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
+    CLASSES: lambda _, outputs: outputs.softmax(dim=1),
+    LABELS: lambda _, outputs: outputs.sigmoid(),
+    NUMBERS: Target.in_units,
+    SEQUENCES: lambda _, outputs: outputs.softmax(dim=1),
+}
+
+
+@torch.no_grad()
+def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
+    """What a model says of inputs (n, *input_shape), (n, k), float64: the probabilities of classes or of labels, or
+    numbers in their own units; of sequences the probabilities of classes at each position, (n, classes, length). n may
+    be 0.
+
+    Raises:
+      ValueError: inputs of another shape.
+    """
+    if tuple(inputs.shape[1:]) != saved.shape.input_shape:
+        raise ValueError(f"the model reads inputs of shape {saved.shape.input_shape}, not {tuple(inputs.shape[1:])}")
+    target, read = saved.shape.target, saved.normaliser.inputs
+    say, filled = _SAY[target.kind], [part for part in torch.split(inputs, BATCH) if len(part)]
+    parts = [say(target, saved.model(read(part)).double()) for part in filled]
+    return torch.cat([torch.empty(0, *saved.shape.output_shape, dtype=torch.float64), *parts])
+
+
+def predictions_csv(
+    saved: SavedModel, said: Tensor, targets: Tensor | None = None, *, ids: tuple[str, Sequence[object]] | None = None
+) -> str:
+    """A line for each input: its row from 0, its target where known, and what was said: the likeliest class and the
+    probability of each; the probability of each label; or each number. Of sequences, position by position from 0: the
+    target, empty where it is padding, and the likeliest class, also where it is.
+
+    Args:
+      said: as `predict` gives it.
+      targets: as examples have them.
+      ids: the name of a column that tells the rows apart, and its value in each.
+    """
+    target, columns = saved.shape.target, dict[str, Sequence[object]](row=range(len(said)))
+    if ids is not None:
+        columns[ids[0]] = [str(value) for value in ids[1]]
+    if target.kind in (CLASSES, SEQUENCES):
+        names = dict(enumerate(_class_names(saved))) | {PADDING: ""}
+        for title, values in (("target", targets), ("prediction", said.argmax(dim=1))):
+            if values is not None and target.kind == CLASSES:
+                columns[title] = [names[int(value)] for value in values]
+            elif values is not None:
+                columns |= {f"{title}_{i}": [names[int(v)] for v in values[:, i]] for i in range(said.shape[2])}
+        if target.kind == CLASSES:
+            columns |= {f"probability_{names[i]}": _written(said[:, i]) for i in range(said.shape[1])}
+    else:
+        known = targets if targets is None or target.kind == LABELS else target.in_units(targets)
+        for title, values in (("target", known), ("probability" if target.kind == LABELS else "prediction", said)):
+            if values is not None:
+                columns |= {f"{title}_{name}": _written(values[:, i]) for i, name in enumerate(target.names)}
+    return csv_text([columns, *zip(*columns.values(), strict=True)])
+
+
+def _class_names(saved: SavedModel) -> tuple[str, ...]:
+    """The classes by their names in the folder's data.toml, or by their numbers if they have no names."""
+    named = read_description(saved.folder).classes if saved.folder is not None else ()
+    return named or tuple(map(str, range(saved.shape.num_classes)))
+
+
+def _written(values: Tensor) -> list[str]:
+    return [f"{float(value):.6g}" for value in values]
+
+
+def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, float | None]:
+    """How right `said`, (n, k) as `predict` gives it, is about targets; n at least 1. None for no value.
+
+    Classes: see `discreet.queries.metrics.class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
+    and the mean r2 if there are several. Sequences: those of classes, over all positions that are not padding, but that
+    the loss is the mean over examples of their own mean, as a run has it; nothing if all is padding.
+    """
+    if target.kind == LABELS:
+        found = label_indicators(said, targets)
+    elif target.kind == NUMBERS:
+        each = number_scores(said, target.in_units(targets))
+        named = {f"{score}_{name}": one[score] for name, one in zip(target.names, each, strict=True) for score in one}
+        found = each[0] if len(each) == 1 else {"r2": sum(one["r2"] for one in each) / len(each), **named}
+    elif target.kind == CLASSES:
+        found = class_indicators(said, targets)
+    elif (counted := targets != PADDING).any():
+        logits = said.clamp_min(torch.finfo(torch.float64).tiny).log()
+        found = class_indicators(said.movedim(1, 2)[counted], targets[counted])
+        found["loss"] = float(cross_entropy(logits, targets).mean())
+    else:
+        found = {}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+NOTES = {
+    "test": "on the public test set: says nothing of the clients' data that the model does not say",
+    "train": "NOT PRIVATE: computed from the clients' own examples without noise, and covered by no epsilon. "
+    "For simulations; do not publish",
+}
+
+
+def write_indicators(run: Path, *, train: bool = False) -> Path:
+    """`indicators.json` in a run folder: of the public test set, and with `train` of all training examples too.
+
+    The ones on training data are not private, and the file says so: in a simulation alone somebody holds all of it.
+
+    Raises:
+      ConfigError: the run or its data can't be read.
+    """
+    saved, task = load_model(run), task_of(run)
+    parts = {"test": task.test} | ({"train": task.train} if train else {})
+    found = {
+        part: {"note": NOTES[part], **indicators_of(predict(saved, table.inputs), table.targets, saved.shape.target)}
+        for part, table in parts.items()
+    }
+    replace_file(run / INDICATORS_FILE, (json.dumps(found, indent=2) + "\n").encode())
+    return run / INDICATORS_FILE
+
+
+def write_predictions(run: Path) -> Path:
+    """`predictions.csv` in a run folder, for the public test set.
+
+    Raises:
+      ConfigError: the run or its data can't be read.
+    """
+    saved, test = load_model(run), task_of(run).test
+    text = predictions_csv(saved, predict(saved, test.inputs), test.targets)
+    replace_file(run / PREDICTIONS_FILE, text.encode())
+    return run / PREDICTIONS_FILE
+
+
+def task_of(run: Path) -> Task:
+    """The data of a run. Raises ConfigError if its configuration or they can't be read."""
+    data = RunFolder(run).read_config().data
+    try:
+        return load_task(data.name, path=data.path)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error

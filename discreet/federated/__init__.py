@@ -1,1 +1,0 @@
-"""The federation: the round, the run around it, what travels, and what is written down."""

@@ -1,0 +1,302 @@
+"""Somebody else's Flower app, made private: its settings, its arrays, and the run that drives its clients."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+import discreet
+from discreet.data.examples import TaskShape
+from discreet.evaluation.private_evaluation import Unrated
+from discreet.flower.array_layout import ArrayLayout
+from discreet.flower.flower_messages import FlowerMessages
+from discreet.flower.grid_transport import GridTransport
+from discreet.flower.masked_transport import MaskedTransport, SumTerms
+from discreet.flower.simulated_clients import set_up_simulation
+from discreet.flower.strategy_settings import check_search
+from discreet.ledger.durable_ledger import LedgerError
+from discreet.mechanisms.central_gaussian import count_stddev
+from discreet.protocol.messages import VirtualClient
+from discreet.queries.metric_answers import metric_blocks
+from discreet.queries.query import Query
+from discreet.server.guarantees import accounts_itself, resolve_noise
+from discreet.server.noise_outlook import check_noise
+from discreet.server.resuming import same_settings
+from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
+from discreet.server.run_folder import RunFolder, check_output, replace_file
+from discreet.server.run_plan import plan_of
+from discreet.server.session import check_secure
+from discreet.server.state import Outcome, State
+from discreet.server.training_run import OnRound, TrainingRun
+from discreet.settings.privacy import Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.training import FLOWER_APP
+
+logger = logging.getLogger("discreet")
+
+TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+# What clients of another app rate by: one accuracy, whatever their examples are.
+RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
+UNSEEN = (
+    "nobody will see whether the model learns: give start an evaluate_fn, on data of the server's own, or the strategy "
+    "private_evaluation=discreet.PrivateEvaluation(...), by which clients rate the model, noised and paid for"
+)
+# How the constructor and `start` call the settings of conf/.
+ARGUMENTS = {
+    "sampling.kind": "sampling",
+    "sampling.probability": "fraction_train",
+    "sampling.population_size": "population_size",
+    "sampling.population_name": "population_name",
+    "sampling.min_nodes": "min_available_nodes",
+    "data.num_clients": "population_size",
+    "server.learning_rate": "server_learning_rate",
+    "server.momentum": "server_momentum",
+    "server.shrink_with_noise": "shrink_with_noise",
+    "server.round_timeout": "timeout",
+    "privacy.delta": "delta",
+    "privacy.accountant": "accountant",
+    "privacy.noise": "noise",
+    "privacy.user.noise_multiplier": "noise_multiplier",
+    "privacy.user.target_epsilon": "target_epsilon",
+    "privacy.user.max_epsilon": "max_epsilon",
+    "privacy.user.account": "account",
+    "privacy.user.aggregation": "aggregation",
+    "privacy.secure.dropouts": "dropouts",
+    "privacy.secure.colluding": "colluding",
+    "privacy.secure.threshold": "threshold",
+    "privacy.user.too_noisy": "too_noisy",
+    "privacy.user.clip.kind": "clipping",
+    "privacy.user.clip.norm": "clip_norm",
+    "privacy.user.clip.max": "clip_max",
+    "privacy.user.clip.target_quantile": "target_quantile",
+    "privacy.user.clip.learning_rate": "clip_learning_rate",
+    "privacy.user.clip.count_stddev": "count_stddev",
+    "evaluation.every": "private_evaluation.every",
+    "evaluation.noise_multiplier": "private_evaluation.noise_multiplier",
+    "resume=true": "resume=True",
+    "rounds=": "num_rounds=",
+    "rounds must": "num_rounds must",
+}
+_NAMES = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}" for name in sorted(ARGUMENTS, key=len, reverse=True)))
+
+
+def in_arguments(text: str) -> str:
+    """A message with settings under the names that the strategy's arguments have.
+
+    >>> in_arguments("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
+    'clip_norm must be within [1e-09, 1e+09] (got 0.0)'
+    """
+    return _NAMES.sub(lambda found: ARGUMENTS[found[0]], text)
+
+
+@contextmanager
+def said_in_arguments() -> Iterator[None]:
+    """What the block finds wrong with a setting is said of the argument."""
+    try:
+        yield
+    except (ConfigError, LedgerError) as error:
+        raise type(error)(in_arguments(str(error))) from error
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a server's own evaluation says, if it does: see `scores_of`."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """As a row of metrics.csv has them."""
+        return {"accuracy": self.accuracy}
+
+
+def scores_of(metrics: MetricRecord | None) -> Scores:
+    """Loss and accuracy among metrics: the first number whose name is or ends in `loss`, and in `accuracy` or `acc`.
+
+    >>> scores_of(MetricRecord({"test_acc": 0.5, "num-examples": 10}))
+    Scores(loss=None, accuracy=0.5)
+    """
+    numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+
+    def ending(*ends: str) -> float | None:
+        return next((float(value) for name, value in numbers.items() if name.lower().endswith(ends)), None)
+
+    return Scores(ending("loss"), ending("accuracy", "acc"))
+
+
+@dataclass(eq=False)
+class ServerEvaluation:
+    """Evaluates with the app's own function, on data of the server, and remembers what it said.
+
+    Attributes:
+      loss: of the arrays that the run started from, the yardstick for a loss that runs away; None if it is not known.
+    """
+
+    evaluate_fn: EvaluateFn | None
+    layout: ArrayLayout
+    loss: float | None = None
+    found: dict[int, MetricRecord] = field(default_factory=dict)
+
+    def of(self, number: int, arrays: ArrayRecord) -> Scores:
+        """Of the arrays after round `number`."""
+        metrics = None if self.evaluate_fn is None else self.evaluate_fn(number, arrays)
+        if metrics is not None:
+            self.found[number] = metrics
+        return scores_of(metrics)
+
+    def after(self, state: State) -> Scores:
+        """Of the model after a round."""
+        return self.of(state.round, self.layout.record(state.params))
+
+
+@dataclass(frozen=True)
+class FlowerApp:
+    """Clients that have never heard of Discreet: they get arrays and a config, and return arrays.
+
+    Attributes:
+      config: of the run, but for the rounds and the timeout, which `start` gives.
+      frozen: patterns of the arrays that stay as they are.
+      arrays_key, config_key: of the records in a message.
+      metric: by which clients rate models, if they do.
+      on_round: gets the row of metrics.csv of each round; None if nobody wants it.
+    """
+
+    config: RunConfig
+    frozen: tuple[str, ...] = ()
+    arrays_key: str = "arrays"
+    config_key: str = "config"
+    metric: str = ""
+    on_round: OnRound | None = None
+
+    def opened(
+        self, asked: RunConfig, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
+    ) -> RunContext:
+        """The run whose configuration is `asked`, with its folder open. `evaluation` gets the layout and the loss that
+        the run started with."""
+        layout = evaluation.layout
+        config = self._resolved(asked, Sizes(layout.num_params), simulated=simulated)
+        folder = check_output(config)
+        resumed = _read_arrays(folder, layout) if config.resume else None
+        check_noise(asked, num_params=layout.num_params, resolved=config)
+        evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
+        own_keys = simulated and accounts_itself(config)
+        params = evaluation.layout.vector(arrays)
+        run = open_run(config, asked=asked, params=params, simulated=own_keys, held=held)
+        if resumed is None:
+            _write_arrays(run.folder, layout, evaluation.loss)
+        return replace(run, says=in_arguments)
+
+    def _resolved(self, asked: RunConfig, sizes: Sizes, *, simulated: bool) -> RunConfig:
+        if not simulated:
+            check_secure(asked)
+        if asked.resume:
+            return same_settings(asked)
+        config = resolve_noise(asked, sizes)
+        check_search(config, count_stddev(client_settings(config)))
+        return config
+
+    def transport(
+        self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig | None, held: ExitStack
+    ) -> GridTransport | MaskedTransport:
+        """Asks the app's clients; under secure aggregation for masked vectors."""
+        config, folder, told = run.config, run.folder.path, train_config or ConfigRecord()
+        terms = SumTerms.of(config, Sizes(run.state.params.numel()))
+        masked = None if terms is None else (terms.run, self.frozen)
+        transport = GridTransport(
+            grid,
+            FlowerMessages(layout, told, self.arrays_key, self.config_key, self.metric, masked),
+            timeout=config.server.round_timeout,
+            population_size=config.population_size,
+            min_nodes=config.sampling.min_nodes,
+            in_every_round=True,
+            says=in_arguments,
+        )
+        if terms is None:
+            return transport
+        if not isinstance(grid, InMemoryGrid):
+            return MaskedTransport(transport, terms)
+        ticket, numbers = set_up_simulation(config, folder, held), dict[int, int]()
+
+        def virtual(node: int) -> VirtualClient:
+            return VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket)
+
+        return MaskedTransport(transport, terms, virtual)
+
+    def training(
+        self, run: RunContext, evaluation: ServerEvaluation, transport: GridTransport | MaskedTransport
+    ) -> TrainingRun:
+        """The rounds of the run."""
+        logger.info("metrics and numbers of examples that clients report are not read: they are not private")
+        query = RATED if run.config.evaluation.private else None
+        if evaluation.evaluate_fn is None and query is None:
+            logger.warning("%s", UNSEEN)
+        chance = math.inf if evaluation.loss is None else evaluation.loss
+        plan = plan_of(run.config, num_params=run.state.params.numel(), chance_loss=chance, query=query)
+        nothing = Unrated(query.names()) if query else None
+        after = evaluation.after if nothing is None else lambda _: nothing
+        return TrainingRun(run, plan, transport=transport, evaluate=after, on_round=self.on_round)
+
+    def close(self, run: RunContext, outcome: Outcome, layout: ArrayLayout) -> None:
+        """Writes what is left when the rounds are over."""
+        metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
+        close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
+        say_how_it_ended(run, outcome)
+
+
+def refuse_evaluation(
+    arrays: ArrayRecord, evaluate_config: ConfigRecord | None, evaluate_fn: EvaluateFn | None, *, private: bool
+) -> None:
+    """Raises ConfigError if `start` is given no arrays, or an evaluation that is not private."""
+    if private and evaluate_fn is not None:
+        raise ConfigError("evaluate_fn must be left out with private_evaluation: a row has place for one accuracy")
+    if not isinstance(arrays, ArrayRecord):
+        raise ConfigError(f"initial_arrays must be an ArrayRecord (got {type(arrays).__name__})")
+    if evaluate_config:
+        raise ConfigError(
+            "evaluate_config must be left out: clients are not asked to evaluate, for what they would report is not "
+            "private. Evaluate on data of the server's own by evaluate_fn"
+        )
+
+
+def _write_arrays(folder: RunFolder, layout: ArrayLayout, loss: float | None) -> None:
+    """What a run that goes on needs beside its checkpoint: the arrays that stay, and the loss it started from."""
+    folder.arrays_path.parent.mkdir(exist_ok=True)
+    metadata = {"layout": layout.described(), "loss": json.dumps(loss)}
+    replace_file(folder.arrays_path, save(layout.kept_tensors(), metadata=metadata))
+
+
+def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:
+    """The layout with the values that stay since the run began, and the loss; None if it ended before it began.
+
+    Raises:
+      ConfigError: the run has other arrays.
+      LedgerError: the file is damaged.
+    """
+    path = folder.arrays_path
+    if not path.exists():
+        if folder.checkpoint_path.exists():
+            raise LedgerError(f"{path} is missing: put back the one that belongs to the checkpoint beside it")
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            facts, kept = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if facts["layout"] != layout.described():
+            raise ConfigError(f"initial_arrays must have the names, shapes, dtypes and frozen arrays of {folder.path}")
+        return ArrayLayout(layout.parts, kept), json.loads(facts["loss"])
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise LedgerError(f"{path} is damaged: {error}") from error

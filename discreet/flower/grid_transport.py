@@ -1,0 +1,302 @@
+"""Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they come."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Protocol
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+from flwr.superlink.grid.http_grid import HttpGrid
+from torch import Tensor
+
+from discreet.flower.pulled_replies import pull_replies
+from discreet.protocol.messages import REFUSED_CODE, TRAIN, MalformedMessage, TrainReply, VirtualClient, Work
+from discreet.server.transport import Failure, MessagesTooLarge
+
+logger = logging.getLogger("discreet")
+
+# What a SuperLink says of a node that it has lost, and of messages and replies that have passed their deadline.
+NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
+PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
+MOST_BYTES_EACH, MORE_BYTES = 8, 2**20  # of a reply: for each value, as a float64, and for what is beside the values
+PUSH_AT_ONCE = 4  # messages: Flower announces all of them first, and nodes ask for content again until it is there
+POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
+
+
+@dataclass(frozen=True)
+class VirtualClients:
+    """In a simulation: `num_clients` clients on however many nodes there are, and where they keep their ledger.
+
+    Client c runs on the node c modulo the number of nodes, so that a node that is one client is the usual case, and a
+    simulation with fewer nodes still has the population that its configuration declares. `ticket`, `seed` and
+    `data_path` as `VirtualClient` has them.
+    """
+
+    num_clients: int
+    state_folder: str
+    ticket: str = ""
+    seed: int | None = None
+    data_path: str | None = None
+
+    def client(self, number: int) -> VirtualClient:
+        """What the request for one of them says of it."""
+        return VirtualClient(number, self.state_folder, self.ticket, self.seed, self.data_path)
+
+
+class RoundMessages(Protocol):
+    """What a round says to clients, and how their replies are read."""
+
+    @property
+    def reply_size(self) -> int:
+        """How many values a reply holds."""
+
+    @property
+    def kind(self) -> str:
+        """Flower's type of the messages."""
+
+    def request(self, client: VirtualClient | None) -> RecordDict:
+        """The content of a message; `client` is which one to be, in a simulation of Discreet's own clients."""
+
+    def reply(self, content: RecordDict) -> TrainReply:
+        """A reply, checked before anything is computed from it; MalformedMessage if it is not one."""
+
+
+class Messages(Protocol):
+    """What a run says to clients: Discreet's own, or those of another Flower app."""
+
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work) -> RoundMessages:
+        """The messages of one round."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How messages travel.
+
+    Attributes:
+      kind: Flower's type of the messages.
+      group: what their metadata says of their round.
+      reply_size: how many values a reply holds: it decides how many replies are asked for at once, and how large one
+        may be.
+      what: they are, in words.
+    """
+
+    kind: str
+    group: str
+    reply_size: int
+    what: str
+
+
+@dataclass
+class GridTransport:
+    """Asks clients through Flower's grid, and yields replies as they arrive.
+
+    Attributes:
+      grid: Flower's.
+      messages: what clients are asked, and how their replies are read.
+      timeout: seconds until a round's deadline; who has not replied by then is `late`.
+      virtual: in a simulation; its workers are waited for too, since Ray takes long to start.
+      population_size: how many clients there are by declaration. One node is one client, so that no more may be
+        connected; virtual clients are as many as declared, on any number of nodes.
+      min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
+      in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
+      says: how a message calls the settings that it names.
+    """
+
+    grid: Grid
+    messages: Messages
+    timeout: float
+    population_size: int
+    virtual: VirtualClients | None = None
+    min_nodes: int = 1
+    in_every_round: bool = False
+    says: Callable[[str], str] = str
+    nodes: list[int] = field(default_factory=list)
+
+    def members(self) -> Sequence[int]:
+        """Virtual clients, or the connected nodes.
+
+        Before the first round it waits for `min_nodes`; later for one, since a round without anybody would spend
+        budget on nothing, and a node that is gone for good must not stop the others. While more nodes are connected
+        than clients are declared it waits too: one may be a client's second, and delta is for the declared number.
+
+        Raises:
+          TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
+        """
+        wanted, seen = 1 if self.nodes and not self.in_every_round else self.min_nodes, -1
+        for _ in looks(self.timeout):
+            nodes = sorted(self.grid.get_node_ids())
+            fault = self._miscounted(len(nodes), wanted)
+            if fault is None:
+                if self.virtual and not self.nodes:
+                    self._wait_for_workers(nodes[: os.cpu_count()])
+                self.nodes = nodes
+                return range(self.virtual.num_clients) if self.virtual else nodes
+            if len(nodes) > self.population_size and isinstance(self.grid, InMemoryGrid):
+                raise TimeoutError(fault)  # the nodes of a simulation never leave
+            if len(nodes) != seen:
+                seen = len(nodes)
+                logger.info("waiting for nodes: %s", fault)
+        raise TimeoutError(self.says(f"after {self.timeout:g} s (server.round_timeout) {fault}"))
+
+    def _miscounted(self, connected: int, wanted: int) -> str | None:
+        if connected < wanted:
+            return self.says(f"{connected} of {wanted} nodes are connected (sampling.min_nodes)")
+        if connected > self.population_size and not self.virtual:
+            return self.says(
+                f"{connected} nodes are connected, and sampling.population_size={self.population_size} clients are "
+                "declared: disconnect nodes, or start a run with a larger data.num_clients"
+            )
+        return None
+
+    def _wait_for_workers(self, nodes: Sequence[int]) -> None:
+        """Until one client for each of Flower's workers has refused to evaluate: that tells that they are there."""
+        logger.info("starting Ray, which trains the clients")
+        asked = [Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes]
+        waiting = set(self.grid.push_messages(asked))
+        for waited in looks(self.timeout):
+            waiting -= {reply.metadata.reply_to_message_id for reply in self.grid.pull_messages(waiting)}
+            if not waiting:
+                logger.info("Ray has started, after %.0f s", waited)
+                return
+        raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
+    ) -> Iterator[TrainReply | Failure]:
+        """Sends each client its request, and decodes replies as they come: until all are there, or the deadline.
+
+        Raises:
+          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
+        """
+        asked = self.messages.of_round(round_number, params, clip_norm, work)
+        contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
+        what = f"round {round_number} to {len(cohort)} nodes, {params.numel()} parameters each"
+        sending = Sending(asked.kind, str(round_number), asked.reply_size, what)
+        for client, answer in self.exchange(contents, sending):
+            yield answer if isinstance(answer, Failure) else read_reply(answer, client, asked)
+
+    def virtual_client(self, client: int) -> VirtualClient | None:
+        """What a message to a client says of who it is to be: None if it is a node."""
+        return self.virtual.client(client) if self.virtual else None
+
+    def exchange(
+        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending, *, needed: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Message | Failure]]:
+        """Sends each client its content, and yields the replies as they come: until all are there, or the deadline.
+
+        `needed`: the clients that are worth the wait; once they have answered, the others have as long again.
+
+        Raises:
+          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
+        """
+        waiting = yield from self._push(contents, sending)
+        enough = math.inf
+        for waited in looks(self.timeout):
+            for number, reply in self._pull(list(waiting), sending.reply_size):
+                # Popped: a second reply to the same message is not counted again.
+                answered = waiting.pop(number, None)
+                if answered is not None:
+                    yield answered, replace(reply, client=answered) if isinstance(reply, Failure) else reply
+            if not waiting:
+                return
+            if needed is not None and enough == math.inf and not set(needed).intersection(waiting.values()):
+                enough = 2 * waited + LONGEST_POLL_SECONDS
+            if waited > enough:
+                break
+        for client in waiting.values():
+            yield client, Failure(client, "late", f"no reply within {min(enough, self.timeout):.3g} s")
+
+    def _push(
+        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending
+    ) -> Generator[tuple[int, Failure], None, dict[str, int]]:
+        """Sends the messages; returns whose reply is waited for, by the number of the message."""
+        waiting: dict[str, int] = {}
+        contents = iter(contents)
+        while some := list(islice(contents, PUSH_AT_ONCE)):
+            for number, (client, _) in zip(self._pushed(some, sending), some, strict=True):
+                if number:
+                    waiting[number] = client
+                else:
+                    yield client, Failure(client, "error", "the SuperLink took no message for it: it has left")
+        return waiting
+
+    def _pushed(self, contents: Sequence[tuple[int, RecordDict]], sending: Sending) -> Sequence[str | None]:
+        """The numbers of these messages; None for one that was not taken."""
+        messages = []
+        for client, content in contents:
+            node = self.nodes[client % len(self.nodes)] if self.virtual else client
+            messages.append(Message(content, node, sending.kind, ttl=self.timeout, group_id=sending.group))
+        numbers = list(self.grid.push_messages(messages))
+        if len(numbers) != len(messages):
+            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
+            raise MessagesTooLarge(
+                f"the messages of {sending.what}, were refused as too large (HTTP 413): raise the limit of what stands "
+                "before the SuperLink, or take a smaller model"
+            )
+        return numbers
+
+    def _pull(self, numbers: Sequence[str], reply_size: int) -> Iterator[tuple[str, Message | Failure]]:
+        """The replies that are there, with the numbers of what they reply to, by a few messages at a time: what is held
+        does not grow with the cohort, nor with what a node sends."""
+        at_once = max(1, PULL_FLOATS // reply_size)
+        for start in range(0, len(numbers), at_once):
+            some = numbers[start : start + at_once]
+            if isinstance(self.grid, HttpGrid):
+                yield from pull_replies(self.grid, some, most=MOST_BYTES_EACH * reply_size + MORE_BYTES)
+                continue
+            arrived = deque(self.grid.pull_messages(some))
+            while arrived:
+                message = arrived.popleft()
+                yield message.metadata.reply_to_message_id, message
+
+
+def looks(timeout: float) -> Iterator[float]:
+    """When to look: the seconds waited so far, with pauses between, until the deadline has passed."""
+    started, waited = time.monotonic(), 0.0
+    while waited <= timeout:
+        waited = time.monotonic() - started
+        yield waited
+        time.sleep(min(pause_after(waited), max(0.0, timeout - waited)))
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until the next look, after so many of waiting.
+
+    >>> pause_after(0.0), pause_after(4.0), pause_after(600.0)
+    (0.05, 0.2, 0.5)
+    """
+    return min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
+
+
+def read_reply(message: Message, client: int, asked: RoundMessages) -> TrainReply | Failure:
+    """A message from a client as a checked reply, or as the failure that it is."""
+    if message.has_error():
+        return failure_of(message, client)
+    try:
+        return replace(asked.reply(message.content), client=client)
+    except MalformedMessage as error:
+        return Failure(client, "malformed", str(error))
+
+
+def failure_of(message: Message, client: int) -> Failure:
+    """What an error says that came in place of a reply."""
+    code = message.error.code
+    kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
+    return Failure(client, kind, _one_line(message.error.reason or ""))
+
+
+def _one_line(reason: str) -> str:
+    # Written by a client, read on a terminal: only what can be printed, and not much of it.
+    lines = reason.strip().splitlines()
+    return "".join(character for character in lines[-1] if character.isprintable())[:300] if lines else ""

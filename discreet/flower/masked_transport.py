@@ -1,0 +1,232 @@
+"""Masked sums through Flower's grid: exchanges with deadlines, replies added up as they come, and who is missing.
+
+A round costs three exchanges: masked vectors, signatures of who is in the sum, and shares that unmask it. The keys of
+the next round are made along with the last two; the first round is preceded by three more, one of which asks nodes who
+they are. A node that does not answer an exchange in time is missing from this round, and asked again in the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import torch
+from flwr.app import Message, MessageType, RecordDict
+from torch import Tensor
+
+from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending, failure_of
+from discreet.flower.server_messages import read_masking_reply, read_member
+from discreet.masking.agreement import Abandoned
+from discreet.masking.server import Exchange, MaskingServer, Opened
+from discreet.masking.wire import MalformedBytes, Stage, read_request
+from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.sums import UnopenedSum
+from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.masked_messages import MASKING, WHO, Member, asked_bytes, masking_record, terms_of
+from discreet.protocol.messages import TRAIN, MalformedMessage, TrainRequest, VirtualClient, Work
+from discreet.server.transport import Failure, RoundAbandoned
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import Sizes
+from discreet.settings.run_config import RunConfig, client_settings
+
+logger = logging.getLogger("discreet")
+
+SMALL = 2**14  # values: what a reply holds that is no masked vector, at most
+FLOAT_BITS = 32
+
+
+@dataclass(frozen=True)
+class SumTerms:
+    """What the masked sums of a run are, in every round.
+
+    Attributes:
+      vector: what is added up.
+      run: what the run asks of nodes. With the last round that it plans no keys for a next one are made.
+    """
+
+    vector: SecureSum
+    run: ClientSettings
+
+    @classmethod
+    def of(cls, config: RunConfig, sizes: Sizes) -> SumTerms | None:
+        """Of a configuration whose noise is resolved; None if its server reads replies."""
+        run = client_settings(config)
+        mechanism = masked_mechanism(run)
+        return None if mechanism is None else cls(mechanism.sum(sizes), run)
+
+
+@dataclass
+class MaskedTransport:
+    """Asks nodes for masked vectors, of which it brings the sum that nobody has read.
+
+    Attributes:
+      asking: knows the nodes, what they are asked to do, and the deadline of an exchange.
+      sums: of this run.
+      virtual: which client of a simulation one is to be; None for what `asking` says.
+      members_of: by client, who each one says that it is.
+      number: of the masked sum that comes next. A server that starts anew draws another name for its run, so that
+        nothing of before can be asked for: what was sealed and not opened stays so.
+    """
+
+    asking: GridTransport
+    sums: SumTerms
+    virtual: Callable[[int], VirtualClient] | None = None
+    members_of: dict[int, Member] = field(default_factory=dict)
+    number: int = 1
+    makes_sums: ClassVar[bool] = True
+    _server: MaskingServer | None = field(default=None, repr=False)
+    _told: bool = field(default=False, repr=False)
+
+    def members(self) -> Sequence[int]:
+        """See `GridTransport.members`."""
+        return self.asking.members()
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
+    ) -> Iterator[Failure | UnopenedSum]:
+        """The clients that are missing, and the sum of the others: of at least n - d of them, or of none.
+
+        Raises:
+          RoundAbandoned: fewer are left, or their lists of peers differ.
+          MessagesTooLarge: see `GridTransport.exchange`.
+        """
+        asked = self.asking.messages.of_round(round_number, params, clip_norm, work)
+        group, missing = str(round_number), dict[int, Failure]()
+        self._meet(cohort, group, missing)
+        then = self.number + 1 if work.trains and round_number < self.sums.run.rounds else None
+        said = asked_bytes(TrainRequest(round_number, clip_norm, self.sums.run, work=work))
+        exchange, alive = self._masking(group).begin(self.number, then=then, asked=said), 0
+        while exchange.stage is not Stage.UNMASK:
+            masked = exchange.stage is Stage.MASKED
+            taken = self._send(exchange, asked if masked else None, cohort=cohort, missing=missing)
+            alive = taken if masked else alive
+            exchange = self._next(exchange, missing)
+        yield from [failure for client, failure in missing.items() if client in set(cohort)]
+        yield UnopenedSum(partial(self._open, exchange, cohort, missing), alive)
+
+    def _open(self, exchange: Exchange, cohort: Sequence[int], missing: dict[int, Failure]) -> Tensor:
+        """The shares of who is left, and what they open. Whatever comes of it, this sum's number is used up."""
+        self.number += 1
+        self._send(exchange, None, cohort=cohort, missing=missing)
+        opened = self._close(exchange, missing)
+        assert isinstance(opened, Opened)
+        return self.sums.vector.centred(torch.from_numpy(opened.total))
+
+    def _next(self, exchange: Exchange, missing: Mapping[int, Failure]) -> Exchange:
+        closed = self._close(exchange, missing)
+        assert isinstance(closed, Exchange)
+        return closed
+
+    def _close(self, exchange: Exchange, missing: Mapping[int, Failure]) -> Exchange | Opened:
+        try:
+            return exchange.close()
+        except Abandoned as error:
+            raise RoundAbandoned(str(error), tuple(missing.values())) from error
+
+    def _masking(self, group: str) -> MaskingServer:
+        """The server's side of all sums of this run, made when the names of all nodes are known."""
+        if self._server is None:
+            lists = {member.peers for member in self.members_of.values()}
+            if len(lists) != 1:
+                raise RoundAbandoned(
+                    f"the nodes have {len(lists)} different lists of peers: give all of them the same"
+                    if lists
+                    else "no node has said who it is"
+                )
+            terms = terms_of(secrets.token_hex(16), self.sums.run, self.sums.vector)
+            self._server = MaskingServer(terms, lists.pop())
+        return self._server
+
+    def _meet(self, cohort: Sequence[int], group: str, missing: dict[int, Failure]) -> None:
+        """Asks clients that are not known yet who they are."""
+        new = [client for client in cohort if client not in self.members_of]
+        record = {client: masking_record(WHO, self._virtual_client(client)) for client in new}
+        contents = ((client, RecordDict({MASKING: record[client]})) for client in new)
+        for client, reply in self._replies(
+            contents, Sending(MessageType.TRAIN, group, SMALL, "who nodes are"), missing
+        ):
+            try:
+                member = read_member(reply.content)
+                self._check_member(member)
+                self.members_of[client] = member
+            except MalformedMessage as error:
+                missing[client] = Failure(client, "malformed", str(error))
+
+    def _check_member(self, member: Member) -> None:
+        nodes = self.sums.vector.nodes
+        if len(member.peers) != nodes:
+            raise MalformedMessage(f"{member.name!r} has a list of {len(member.peers)} peers, of {nodes} nodes")
+        if member.name in {other.name for other in self.members_of.values()}:
+            raise MalformedMessage(f"{member.name!r} is the name of another node, too")
+
+    def _send(
+        self, exchange: Exchange, asked: RoundMessages | None, *, cohort: Sequence[int], missing: dict[int, Failure]
+    ) -> int:
+        """One exchange with the clients that are there; how many replies were taken.
+
+        Who is asked for the next round's keys alone is not waited for longer than the others.
+        """
+        clients = {self.members_of[client].name: client for client in cohort if client in self.members_of}
+        requests = {clients[name]: each for name, each in exchange.requests.items() if name in clients}
+        needed = [client for client, each in requests.items() if exchange.round in _rounds_of(each)]
+        messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
+        sending = self._sending(exchange, asked, len(requests))
+        taken, names = 0, {client: name for name, client in clients.items()}
+        for client, reply in self._replies(messages, sending, missing, needed=needed):
+            try:
+                answer = read_masking_reply(reply.content)
+                exchange.take(names[client], answer)
+                taken += 1
+                if asked is not None:
+                    self._tell(len(answer))
+            except (MalformedMessage, MalformedBytes) as error:
+                missing[client] = Failure(client, "malformed", str(error))
+        return taken
+
+    def _sending(self, exchange: Exchange, asked: RoundMessages | None, count: int) -> Sending:
+        vector = self.sums.vector
+        what = f"the stage {exchange.stage.name} to {count} nodes, {vector.num_params} parameters each"
+        size = SMALL if asked is None else vector.length * vector.bits // FLOAT_BITS + SMALL
+        return Sending(MessageType.TRAIN if asked is None else asked.kind, str(exchange.round), size, what)
+
+    def _virtual_client(self, client: int) -> VirtualClient | None:
+        return self.virtual(client) if self.virtual is not None else self.asking.virtual_client(client)
+
+    def _content(self, request: bytes, client: int, asked: RoundMessages | None) -> RecordDict:
+        virtual = self._virtual_client(client)
+        content = RecordDict() if asked is None else asked.request(virtual)
+        return RecordDict({**content, MASKING: masking_record(request, virtual)})
+
+    def _replies(
+        self,
+        messages: Iterator[tuple[int, RecordDict]],
+        sending: Sending,
+        missing: dict[int, Failure],
+        needed: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, Message]]:
+        """Replies with content; who gave none is missing."""
+        for client, reply in self.asking.exchange(messages, sending, needed=needed):
+            if isinstance(reply, Failure):
+                missing[client] = reply
+            elif reply.has_error():
+                missing[client] = failure_of(reply, client)
+            else:
+                yield client, reply
+
+    def _tell(self, size: int) -> None:
+        """Says once how many bytes a masked vector takes."""
+        if not self._told:
+            self._told = True
+            vector = self.sums.vector
+            logger.info(
+                "a masked vector is %d bytes: %d values modulo 2^%d, %.2f bits each on the wire",
+                *(size, vector.length, vector.bits, 8 * size / vector.length),
+            )
+
+
+def _rounds_of(request: bytes) -> set[int]:
+    return {part.round for part in read_request(request)[1]}

@@ -1,0 +1,93 @@
+"""Secure aggregation for the ClientApp of any Flower app: `app = ClientApp(mods=[secure_sum_mod])`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import Tensor
+
+from discreet.flower.array_layout import layout_of
+from discreet.node.account import Refused, accounts_of
+from discreet.node.admission import admit_one
+from discreet.node.app import answered
+from discreet.node.masked_work import MaskedWork
+from discreet.node.policy import policy_from
+from discreet.node.release import Values, noised_vector
+from discreet.node.secure_aggregation import answer_masking
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.randomness import secure_source
+from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING, read_masking
+from discreet.protocol.messages import MalformedMessage, request_of
+from discreet.settings.privacy import Sizes
+
+ClientAppCallable = Callable[[Message, Context], Message]
+
+
+def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Has a ClientApp take part in secure aggregation, as `DPFedAvg(aggregation="secure", ...)` asks for it.
+
+    The app trains as ever. What it returns leaves as its difference to the arrays that came, clipped, on a grid, noised
+    with this node's share, and masked; metrics and numbers of examples do not leave. Every other message is refused,
+    whatever its type, and the app is not called: it would answer in the clear.
+
+    The node's owner names in `--node-config` what secure aggregation needs (docs/deployment.md): `name`,
+    `identity-key`, `peers`, `masking-state` and `ledger`, and a `policy` if there is one. In Flower's simulation they
+    are made for the run.
+
+    Example:
+      >>> from flwr.clientapp import ClientApp
+      >>> import discreet
+      >>> app = ClientApp(mods=[discreet.secure_sum_mod])
+    """
+    if MASKING in message.content:
+        work = partial(_read_work, message, context, call_next)
+        return answered(message, lambda: answer_masking(message.content, context.node_config, work=work))
+    return answered(message, _refuse)
+
+
+def _refuse() -> RecordDict:
+    raise Refused("this app answers under secure aggregation alone, and this message asks for an answer in the clear")
+
+
+def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
+    content = RecordDict(dict(message.content))
+    _, virtual = read_masking(content)
+    asked = content.pop(ASKED, None)
+    del content[MASKING]
+    if not isinstance(asked, ConfigRecord):
+        raise MalformedMessage("the message holds no train request of this version of Discreet")
+    items: dict[str, object] = dict(asked)
+    frozen = items.pop(FROZEN, None)
+    request = request_of(items)
+    arrays = _only_arrays(content)
+    layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
+    params, holder = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
+    accounts = accounts_of(request.run, virtual, context.node_config)
+    policy = policy_from(context.node_config)
+    message.content = content
+
+    def work(sums: SecureSum) -> Tensor:
+        """The clipped difference of what the app returns to what it was sent, and its bit. The app is not called if the
+        owner's policy forbids it, or the run is not one at user level."""
+        if not request.run.user.secure:
+            raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
+        # The number of examples is the app's own matter, and at user level nothing depends on it.
+        admit_one(request, holder, 0, accounts=accounts, policy=policy)
+        trained = _only_arrays(call_next(message, context).content)
+        update = layout.difference(trained, params.numpy().astype(np.float32))
+        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
+        values = Values(clipped[0], bool(norms[0] <= request.clip_norm))
+        return noised_vector(sums, values, request, secure_source())
+
+    return MaskedWork(request, Sizes(layout.num_params), accounts, policy, holder, work)
+
+
+def _only_arrays(content: RecordDict) -> ArrayRecord:
+    found = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    if len(found) != 1:
+        raise MalformedMessage(f"the message and the app's reply must hold one record of arrays (got {len(found)})")
+    return found[0]

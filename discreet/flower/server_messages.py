@@ -1,0 +1,189 @@
+"""The messages as the server writes and reads them: it asks, and checks what comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from discreet.protocol.masked_messages import MASKING, MASKING_REPLY, NAME, PEERS, Member
+from discreet.protocol.messages import (
+    ANSWER,
+    EPSILONS,
+    PARAMETERS,
+    REPLY,
+    REQUEST,
+    TRAIN,
+    UPDATE,
+    MalformedMessage,
+    TrainReply,
+    TrainRequest,
+    VirtualClient,
+    Work,
+    array_of,
+    floats_of,
+    request_items,
+)
+from discreet.settings.client_settings import ClientSettings
+
+PIECE = 2**16
+
+
+@dataclass(frozen=True)
+class OwnMessages:
+    """The messages to clients of Discreet. `run` is what the run asks of them, the same in every round; `lengths` says
+    of how many numbers the answer to a query is, by its name; `frozen` is the digest of the model's frozen values."""
+
+    run: ClientSettings
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    frozen: str | None = None
+
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> OwnRound:
+        """The messages of one round; the parameters are encoded once."""
+        asked = TrainRequest(number, clip_norm, self.run, work=work, frozen=self.frozen)
+        sizes = params.numel() if work.trains else 0, self.lengths[work.query] if work.query else 0
+        return OwnRound(asked, parameters_record(params), *sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRound:
+    """The messages of one round to clients of Discreet: `asked` of each of them, and of how many values an update and
+    an answer are."""
+
+    asked: TrainRequest
+    parameters: ArrayRecord
+    update_size: int
+    answer_size: int
+
+    @property
+    def reply_size(self) -> int:
+        """How many values a reply holds, at least 1."""
+        return max(1, self.update_size + self.answer_size)
+
+    @property
+    def kind(self) -> str:
+        """Flower's type of the messages: Discreet's clients answer queries as they train."""
+        return MessageType.TRAIN
+
+    def request(self, client: VirtualClient | None) -> RecordDict:
+        """What a client is sent; in a simulation with which client to be."""
+        return encode_request(replace(self.asked, virtual=client), self.parameters)
+
+    def reply(self, content: RecordDict) -> TrainReply:
+        """See `decode_reply`."""
+        sizes = {"num_params": self.update_size, "answer_size": self.answer_size}
+        return decode_reply(content, round_number=self.asked.round, **sizes)
+
+
+def parameters_record(params: Tensor) -> ArrayRecord:
+    """Parameters (num_params,) as one array: one piece to encode, whatever the model."""
+    return ArrayRecord({PARAMETERS: array_of(params)})
+
+
+def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict:
+    """The content of a training message. `parameters` is shared by all messages of a round."""
+    return RecordDict({PARAMETERS: parameters, REQUEST: ConfigRecord(dict(request_items(request)))})
+
+
+def decode_reply(content: RecordDict, *, round_number: int, num_params: int, answer_size: int = 0) -> TrainReply:
+    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer, 0 for none.
+
+    Raises:
+      MalformedMessage: another round, a missing or further part, a wrong shape or dtype, a value that is not finite, a
+        bit that is not a bit, an epsilon that is not a number of at least 0. A client that sends such a reply counts
+        as zero, and neither noise nor denominator change.
+    """
+    numbers, arrays = content.get(REPLY), content.get(UPDATE)
+    if not isinstance(numbers, MetricRecord) or not isinstance(arrays, ArrayRecord) or list(arrays) != [UPDATE]:
+        raise MalformedMessage("the reply does not hold exactly one update and its numbers")
+    if numbers.get("round") != round_number:
+        raise MalformedMessage(f"the reply is for round {numbers.get('round')}, not {round_number}")
+    below = numbers.get("below")
+    if not isinstance(below, int) or below not in (0, 1):
+        raise MalformedMessage(f"the bit must be 0 or 1 (got {below})")
+    update = _vector(arrays, UPDATE, num_params)
+    answer = _answer(content, answer_size) if answer_size else None
+    spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
+    return TrainReply(round_number, update, bool(below), *spent, answer=answer)
+
+
+def _answer(content: RecordDict, size: int) -> Tensor:
+    arrays = content.get(ANSWER)
+    if not isinstance(arrays, ArrayRecord) or list(arrays) != [ANSWER]:
+        raise MalformedMessage("the reply does not hold the answer to what was asked")
+    return _vector(arrays, ANSWER, size)
+
+
+def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
+    values = floats_of(arrays[name], name)
+    if values.shape != (size,):
+        raise MalformedMessage(f"the {name} must have the shape ({size},), got {values.shape}")
+    with np.errstate(over="ignore"):
+        vector = np.require(values, np.float32, ("C", "ALIGNED"))
+    if not all_finite(vector):
+        raise MalformedMessage(f"the {name} holds NaN, infinity, or values beyond float32")
+    return _tensor(vector)
+
+
+def read_masking_reply(content: RecordDict) -> bytes:
+    """A node's answer to a masking request: what `masked_messages.reply_content` wrote.
+
+    Raises:
+      MalformedMessage: it holds something else.
+    """
+    record = content.get(MASKING)
+    reply = record.get(MASKING_REPLY) if isinstance(record, ConfigRecord) and len(record) == 1 else None
+    if len(content) != 1 or not isinstance(reply, bytes):
+        raise MalformedMessage("the reply does not hold the answer to a masking request")
+    return reply
+
+
+def read_member(content: RecordDict) -> Member:
+    """Which node answers, and among whom: what `masked_messages.member_content` wrote.
+
+    Raises:
+      MalformedMessage: it holds something else, or a name that is not among the peers.
+    """
+    record = content.get(MASKING)
+    name, peers = (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)
+    if not isinstance(name, str) or not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
+        raise MalformedMessage("the reply does not say which node it is, and among whom")
+    member = Member(name, tuple(str(each) for each in peers))
+    if name not in member.peers or len(set(member.peers)) != len(member.peers):
+        raise MalformedMessage("the node's list of peers does not hold itself, or a name twice")
+    return member
+
+
+def all_finite(values: NDArray[np.float32]) -> bool:
+    """Whether all values (n,) are finite. A finite sum of squares says so, quicker than a look at each value; if it
+    is not, each is looked at, by pieces, so that nothing of their size is made on the way.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(np.dot(values, values)):
+            return True
+    return all(np.isfinite(values[start : start + PIECE]).all() for start in range(0, len(values), PIECE))
+
+
+class _Memory:
+    """The memory of an array, of which it does not say that it can't be written to."""
+
+    def __init__(self, values: NDArray[np.float32]) -> None:
+        self.values = values  # keeps the memory
+        self.__array_interface__ = values.__array_interface__ | {"data": (values.ctypes.data, False)}
+
+
+def _tensor(values: NDArray[np.float32]) -> Tensor:
+    """A tensor in the same memory. PyTorch has none that can't be written to, and warns: whoever has one must not."""
+    return torch.from_numpy(np.asarray(_Memory(values)))
+
+
+def _epsilon(value: object, name: str) -> float:
+    if not isinstance(value, int | float) or math.isnan(value) or value < 0:
+        raise MalformedMessage(f"{name} must be a number of at least 0 (got {value})")
+    return float(value)

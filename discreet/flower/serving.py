@@ -1,0 +1,174 @@
+"""The ServerApp of a project or a checkout: composes conf/ once, runs the federation, writes the run folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
+
+from discreet.evaluation.asked_data import answers_by, normalised
+from discreet.evaluation.private_statistics import data_query
+from discreet.evaluation.written_statistics import written_statistics
+from discreet.flower.grid_transport import GridTransport, VirtualClients
+from discreet.flower.masked_transport import MaskedTransport, SumTerms
+from discreet.flower.server_messages import OwnMessages
+from discreet.flower.simulated_clients import set_up_simulation
+from discreet.ledger.durable_ledger import LedgerError
+from discreet.logs import log_to
+from discreet.models.models import frozen_digest
+from discreet.protocol.run_end import end_run
+from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
+from discreet.server.resuming import run_config
+from discreet.server.run_context import Interruptible
+from discreet.server.run_folder import change_state, state_of
+from discreet.server.run_plan import answers_of
+from discreet.server.session import Session, check_secure, finish, prepare
+from discreet.server.training_run import TrainingRun
+from discreet.server.transport import Transport
+from discreet.settings.extras import require
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, client_settings
+
+logger = logging.getLogger("discreet")
+
+Strategy = Callable[[Session, Transport], TrainingRun]
+
+OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
+# End a run with one line, not with a traceback. Of the system: no time is left, a message is too large, a disk is full.
+ENDS = (ConfigError, LedgerError, OSError)
+
+
+def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
+    """The ServerApp of a project: conf/ and strategy come from the bundle, Discreet from what is installed here.
+
+    Args:
+      bundle: the folder of the app that is running.
+      strategy: makes the rounds of a run that is ready to start: see strategies/dp_fedavg.py.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, context, strategy=strategy, bundle=bundle)
+
+    return app
+
+
+def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | None = None) -> None:
+    """One run. What is wrong with the configuration ends it with one line, before any client is asked."""
+    log_to(sys.stdout)
+    try:
+        config = config_of(context, bundle=bundle)
+        log_to(sys.stdout, log_format=config.operations.log_format)
+        run(grid, config, strategy=strategy)
+    except ENDS as error:
+        end_run(grid, error)
+
+
+def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
+    """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES).
+
+    Args:
+      bundle: a project's, which has a conf/ of its own. None: `discreet.settings.places.conf_folder`.
+
+    Raises:
+      ConfigError: also for a bundle that holds another Discreet than the one that is installed here.
+    """
+    if bundle is not None and (bundle / "discreet").exists():
+        raise ConfigError("this run brings a package discreet of its own: leave it out of fab-include")
+    words, machine = str(context.run_config.get("overrides", "")), os.environ.get(OVERRIDES_VARIABLE, "")
+    conf = None if bundle is None else bundle / "conf"
+    return run_config(shlex.split(words), defaults=shlex.split(machine), conf=conf)
+
+
+def run(grid: Grid, config: RunConfig, *, strategy: Strategy) -> None:
+    """Trains over a grid and writes the run folder.
+
+    Raises:
+      ConfigError, LedgerError: before anything has started.
+      MessagesTooLarge, TimeoutError: the messages are refused, or too few nodes are connected; what is done is kept,
+        and can be resumed.
+    """
+    simulated = isinstance(grid, InMemoryGrid)
+    if not simulated:
+        check_secure(config)
+    with ExitStack() as held:
+        session = prepare(config, simulated=simulated, held=held)
+        virtual = _virtual(session, held) if simulated else None
+        transport = _transport(grid, session, virtual)
+        with Interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
+            if config.statistics.only:
+                ask_and_end(session, transport)
+                return
+            session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
+            transport.messages = _messages(session)
+            with _metrics(session):
+                finish(session, strategy(session, _masked(session, transport)).run())
+
+
+def _virtual(session: Session, held: ExitStack) -> VirtualClients:
+    """The clients of a simulation, whose processes find their ticket as long as `held` is open."""
+    config, folder = session.config, session.folder.path
+    ticket = set_up_simulation(config, folder, held)
+    return VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
+
+
+def _transport(grid: Grid, session: Session, virtual: VirtualClients | None) -> GridTransport:
+    config = session.config
+    return GridTransport(
+        grid,
+        _messages(session),
+        timeout=config.server.round_timeout,
+        population_size=config.population_size,
+        virtual=virtual,
+        min_nodes=config.sampling.min_nodes,
+    )
+
+
+def _messages(session: Session) -> OwnMessages:
+    config, lengths = session.config, {}
+    if session.query:
+        lengths[EVALUATION] = answers_of(config, session.query).sent
+    if client_settings(config).asks_of_data:
+        lengths |= {name: data_query(name, config, session.task).length for name in OF_DATA}
+    return OwnMessages(client_settings(config), lengths, frozen=frozen_digest(session.model))
+
+
+def ask_and_end(session: Session, transport: Transport) -> None:
+    """Asks for `statistics.of`. The folder is one that a run can go on in."""
+    config, folder = session.config, session.folder
+    text = written_statistics(session.context, session.task, answers_by(transport, session, STATISTICS))
+    for line in text.splitlines():
+        logger.info("%s", line)
+    asked = replace(config.statistics, only=False)
+    folder.write_config(replace(config, statistics=asked, output_dir=str(folder.path), resume=False))
+    done = state_of(folder) == "finished"
+    change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
+
+
+def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:
+    """The transport of a run whose server reads masked sums alone, if it is one."""
+    terms = SumTerms.of(session.config, session.sizes)
+    return transport if terms is None else MaskedTransport(transport, terms)
+
+
+def _metrics(session: Session) -> AbstractContextManager[int | None]:
+    operations, user = session.config.operations, session.config.privacy.user
+    budget = user.max_epsilon if user.account is None else None  # of all runs, where the gauge beside it is of one
+    if operations.metrics_port is None:
+        return nullcontext()
+    require("prometheus_client", extra="deployment", why="operations.metrics_port")
+    from discreet.server.telemetry import serving_metrics
+
+    return serving_metrics(
+        session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
+    )

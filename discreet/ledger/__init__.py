@@ -1,0 +1,1 @@
+"""Spent privacy on disk, and the budgets that it is held to."""

@@ -1,0 +1,69 @@
+"""Whether a budget has room for more releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.settings.privacy import USER, PrivacyConfig
+
+
+class BudgetSpent(RuntimeError):
+    """The next round, or the next step of a loop, would pass a budget. The message says which, and what is left."""
+
+
+@dataclass(frozen=True)
+class ServerBudget:
+    """The largest epsilon of a guarantee that the server accounts at `delta`, by `accountant`; None: no budget.
+
+    Attributes:
+      guarantee: user; example if clients share a step under secure aggregation.
+      name: of the budget in messages, a setting.
+      whose: what has spent the epsilon, in words; empty for a single run.
+    """
+
+    max_epsilon: float | None
+    delta: float
+    accountant: str
+    name: str = "privacy.user.max_epsilon"
+    whose: str = ""
+    guarantee: str = USER
+
+    @classmethod
+    def of(cls, privacy: PrivacyConfig, guarantee: str = USER) -> Self:
+        """The budget that a configuration names."""
+        budget = privacy.user.max_epsilon if guarantee == USER else privacy.example.max_epsilon
+        name = f"privacy.{guarantee}.max_epsilon"
+        return cls(budget, privacy.delta, privacy.accountant, name=name, guarantee=guarantee)
+
+    def epsilon(self, spent: PrivacyLedger) -> float:
+        """Of what was spent, 0 before the first release."""
+        return epsilon_of(spent, self.delta, self.accountant)
+
+    def require_room(self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round") -> None:
+        """Raises BudgetSpent if these charges, for `what`, would pass the budget after what was spent."""
+        if self.max_epsilon is None:
+            return
+        after = spent
+        for charge in charges:
+            after = after.record(charge.event, charge.count)
+        if passes(after, self.max_epsilon, delta=self.delta, accountant=self.accountant):
+            left = max(0.0, self.max_epsilon - self.epsilon(spent))
+            level = "a user-level" if self.guarantee == USER else "an example-level"
+            raise BudgetSpent(
+                f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
+                f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
+            )
+
+
+def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, privacy: PrivacyConfig) -> None:
+    """Raises BudgetSpent if a release that is charged so, for `what`, would pass the budget: that of all runs over
+    the population if the ledger charges an account, else that of the run."""
+    if ledger.account is not None:
+        ledger.account.require_room([charge], what)
+        return
+    spent = ledger.spent(charge.guarantee)
+    ServerBudget.of(privacy, charge.guarantee).require_room(spent, [charge], what)

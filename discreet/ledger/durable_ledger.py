@@ -1,0 +1,398 @@
+"""What was spent, on disk: an append-only SQLite file whose rows are chained by digest.
+
+The server keeps one for the user-level guarantee of a run; a client keeps one of its own for its example-level and
+local guarantees, over every run it takes part in. A row is on disk before the release that it pays for is made, so a
+crash may make the ledger say more than was released, never less.
+
+A ledger is made by an explicit act. One that is missing, damaged or older than it was is an error, never a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from discreet.accounting.events import event_from_json, event_to_json
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.ledger.known_ledgers import (
+    LOCK_SECONDS,
+    KnownLedgers,
+    LedgerError,
+    Mark,
+    flush_folder,
+    make_database,
+    remove_database,
+    typed,
+    unusable,
+)
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+__all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "Mark", "Release"]
+
+CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation: what the virtual clients have spent
+SCHEMA = """
+create table facts (name text primary key, value text not null) without rowid;
+create table releases (
+    number integer primary key,
+    round integer not null,
+    guarantee text not null,
+    holder text not null,
+    event text not null,
+    count integer not null,
+    nonce text not null,
+    digest text not null
+);
+create index by_holder on releases (guarantee, holder);
+"""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One release to be paid for: `count` times `event` on the data of `holder`, in `round`."""
+
+    round: int
+    guarantee: str
+    holder: str
+    event: DpEvent
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Release:
+    """A row of the ledger. `nonce` is random: the same charge to two copies of a ledger gives two digests."""
+
+    number: int
+    round: int
+    guarantee: str
+    holder: str
+    event: str
+    count: int
+    nonce: str
+    digest: str
+
+
+class Sum(NamedTuple):
+    """An event as JSON, how often it was charged, and the number of the last row that did."""
+
+    event: str
+    times: int
+    last: int
+
+
+class Account(Protocol):
+    """What is charged before a run's own ledger: see `discreet.server.population_account`."""
+
+    def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
+        """Raises if these charges, for `what`, would pass the budget."""
+
+    def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
+        """What is spent, and how many of these rounds the budget has room for beside other charges."""
+
+    def charge(self, charges: Sequence[Charge]) -> None:
+        """The same check, and the charge, in one transaction."""
+
+    def mark(self) -> Mark:
+        """How far the account has come."""
+
+
+def _digest(previous: str, content: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps([previous, *content]).encode()).hexdigest()
+
+
+class DurableLedger:
+    """Appends charges to a SQLite file and adds up what was spent.
+
+    The connection is opened for each use: a ledger object holds no lock and may be shared between threads and passed on
+    to another process. WAL with full synchronisation: `charge` returns after the rows have reached the disk.
+
+    Every charge is checked against what this machine knows of the ledger (`known_ledgers`), so that neither an older
+    copy nor a second one is charged. If the ledger has an `account`, that is charged first: a crash between the two
+    leaves an account that says more than the ledger.
+
+    Args:
+      path: the file.
+      facts: the settings that decide the privacy of what is charged here, which the ledger must have been made with.
+
+    Raises:
+      LedgerError: the file is missing, can't be used, or was made with other facts; the message names what differs.
+    """
+
+    def __init__(self, path: Path, *, facts: Mapping[str, object] | None = None) -> None:
+        self.path = path
+        self.account: Account | None = None
+        if not path.is_file():
+            raise LedgerError(
+                f"{path} is missing: put the ledger back, what was spent is not forgotten with it. The first one of a "
+                f"node is made by `discreet ledger create {path}`"
+            )
+        was = self.facts()
+        if facts is not None:
+            self._check_facts(was, facts)
+
+    def _check_facts(self, was: Mapping[str, object], facts: Mapping[str, object]) -> None:
+        wanted = json.loads(json.dumps(dict(facts)))
+        differing = [name for name in sorted({*was, *wanted}) if was.get(name) != wanted.get(name)]
+        if differing:
+            parts = [f"{name} was {was.get(name)}, is {wanted.get(name)}" for name in differing]
+            raise LedgerError(f"{self.path} belongs to a run with other privacy settings: {'; '.join(parts)}")
+
+    @classmethod
+    def create(cls, path: Path, *, facts: Mapping[str, object] | None = None) -> Self:
+        """Makes a new ledger, in which nothing is spent, with an identity of its own.
+
+        Raises:
+          LedgerError: there is a file already, or none can be made.
+        """
+        identity = secrets.token_hex(16)
+        settings = {name: json.dumps(value) for name, value in {**(facts or {}), "identity": identity}.items()}
+        mark = Mark(identity, 0, _digest("", sorted(settings.items())))
+        rows = [*settings.items(), ("head", mark.head), ("rows", "0")]
+        with ExitStack() as undone:
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
+                    raise LedgerError(f"{path} exists already, and is not made anew")
+                undone.callback(remove_database, path)  # one that can't be used, or is not known here, is of no use
+                flush_folder(path.parent)
+            except (OSError, sqlite3.DatabaseError) as error:
+                raise LedgerError(f"{path} can't be made: {error}") from error
+            made = cls(path)
+            with KnownLedgers.opened() as here:
+                here.enter(mark, path)
+            undone.pop_all()
+        return made
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        # "rw": a file that was deleted meanwhile is an error, not an empty ledger.
+        address = f"{self.path.resolve().as_uri()}?mode=rw"
+        try:
+            with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
+                connection.row_factory = typed
+                connection.execute("pragma synchronous = full")
+                yield connection
+        except sqlite3.DatabaseError as error:
+            raise unusable(f"{self.path} can't be used as a ledger", error) from error
+
+    def charge(self, charges: Sequence[Charge]) -> None:
+        """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written."""
+        if charges:
+            if self.account is not None:
+                self.account.charge(charges)
+            self._charge(charges)
+
+    def charge_if(self, allowed: Callable[[Callable[[int], list[Sum]]], None], charges: Sequence[Charge]) -> None:
+        """As `charge`, unless `allowed` raises: then nothing is written.
+
+        Check and charge are one transaction: what `allowed` reads, as by `sums`, stays all that is spent until the
+        charges are written.
+        """
+        self._charge(charges, allowed=allowed)
+
+    def sums(self, after: int = 0) -> list[Sum]:
+        """The rows after that number, of all holders together, by event; the one that was charged last comes last."""
+        with self._connect() as connection:
+            return _sums(connection, after)
+
+    def charge_after(self, since: Mark, charges: Sequence[Charge]) -> Mark | None:
+        """As `charge`, unless one of the holders has been charged since a mark: then nothing is written, and None
+        returned.
+
+        Returns:
+          How far the ledger has come with these charges.
+        """
+        return self._charge(charges, since=since)
+
+    def _charge(
+        self,
+        charges: Sequence[Charge],
+        *,
+        since: Mark | None = None,
+        allowed: Callable[[Callable[[int], list[Sum]]], None] | None = None,
+    ) -> Mark | None:
+        with KnownLedgers.opened() as here, self._connect() as connection:
+            with _transaction(connection):
+                if since is not None and _charged_since(connection, since) & {charge.holder for charge in charges}:
+                    return None
+                if allowed is not None:
+                    allowed(partial(_sums, connection))
+                known = self._known(connection, here)
+                mark = _append(connection, charges)
+            # If another process was faster, it has charged this very file, or else another copy of it.
+            while known.rows < mark.rows and not here.note(mark, self.path, since=known):
+                known = self._known(connection, here)
+        return mark
+
+    def _known(self, connection: sqlite3.Connection, here: KnownLedgers) -> Mark:
+        """What this machine knows of the ledger; LedgerError if nothing, or rows that the ledger does not hold."""
+        _, mark = _settings(connection)
+        known = here.recall(mark.identity)
+        if known is None:
+            raise LedgerError(
+                f"{self.path} was never charged on this machine: it may be a copy. If no other copy will be charged, "
+                f"`discreet ledger adopt {self.path}` lets it go on here"
+            )
+        if _head_at(connection, known.rows) != known.head:
+            raise LedgerError(
+                f"{self.path} is an older copy, or another copy of it was charged: this machine knows {known.rows} "
+                f"rows of it, which are not all among the {mark.rows} in the file. Put back the one that has them"
+            )
+        if _head_at(connection, mark.rows) != mark.head:
+            raise LedgerError(f"{self.path} is damaged: its last rows are missing")
+        return known
+
+    def check(self) -> None:
+        """Checks that the ledger may be charged further.
+
+        Raises:
+          LedgerError: its chain does not hold, this machine never charged it, or knows more of it than is there.
+        """
+        with KnownLedgers.opened() as here, self._connect() as connection:
+            for fault in _faults(connection):
+                raise LedgerError(f"{self.path} is damaged: {fault}")
+            known = self._known(connection, here)
+            if here.another_at(self.path, known.identity):
+                raise LedgerError(
+                    f"{self.path} is not the ledger that this machine charged there before. If it is the right one and "
+                    f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
+                )
+
+    def adopt(self) -> None:
+        """Lets this machine go on with a ledger that it never charged, or knows elsewhere.
+
+        Raises:
+          LedgerError: its chain does not hold, or this machine knows more of it than is there.
+        """
+        mark = self.mark()
+        with KnownLedgers.opened() as here:
+            known = here.recall(mark.identity)
+            if known is None or self.contains(known):
+                here.enter(mark, self.path)
+        self.check()
+
+    def contains(self, mark: Mark) -> bool:
+        """Whether this is the ledger of a mark, and has not been turned back behind it."""
+        with self._connect() as connection:
+            _, own = _settings(connection)
+            return own.identity == mark.identity and _head_at(connection, mark.rows) == mark.head
+
+    def facts(self) -> dict[str, Any]:
+        """The settings that the ledger was made with."""
+        with self._connect() as connection:
+            stored, _ = _settings(connection)
+        return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
+
+    def mark(self) -> Mark:
+        """How far the ledger has come. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
+        with self._connect() as connection:
+            return _settings(connection)[1]
+
+    def spent(self, guarantee: str, *, holder: str = "") -> PrivacyLedger:
+        """Everything charged for a guarantee on the data of one holder, equal events merged."""
+        query = (
+            "select event, sum(count) from releases where guarantee = ? and holder = ? "
+            "group by event order by min(number)"
+        )
+        with self._connect() as connection:
+            rows = connection.execute(query, (guarantee, holder)).fetchall()
+        try:
+            return PrivacyLedger(tuple((event_from_json(text), count) for text, count in rows))
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"{self.path} is damaged: an event can't be read ({error})") from error
+
+    def holders(self, guarantee: str) -> list[str]:
+        """Whose data a guarantee has been charged for."""
+        with self._connect() as connection:
+            query = "select distinct holder from releases where guarantee = ? order by holder"
+            return [row[0] for row in connection.execute(query, (guarantee,))]
+
+    def releases(self) -> list[Release]:
+        """Every row, oldest first."""
+        with self._connect() as connection:
+            return [Release(*row) for row in connection.execute("select * from releases order by number")]
+
+    def verify(self) -> list[str]:
+        """What is wrong with the file, in one sentence; empty if the chain holds.
+
+        The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who rewrites the whole
+        file with a new chain: compare the head digest with a copy kept elsewhere for that.
+        """
+        with self._connect() as connection:
+            return _faults(connection)
+
+
+def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], Mark]:
+    """The facts that the ledger was made with, as JSON, its identity among them; and how far it has come."""
+    facts = dict(connection.execute("select name, value from facts"))
+    try:
+        head, rows = facts.pop("head"), int(facts.pop("rows"))
+        return facts, Mark(json.loads(facts["identity"]), rows, head)
+    except (KeyError, ValueError) as error:
+        raise sqlite3.DatabaseError("it has no identity") from error
+
+
+def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
+    """The digest of the row of that number; of the settings for 0."""
+    if rows == 0:
+        return _digest("", sorted(_settings(connection)[0].items()))
+    row = connection.execute("select digest from releases where number = ?", (rows,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _charged_since(connection: sqlite3.Connection, mark: Mark) -> set[str]:
+    query = "select distinct holder from releases where number > ?"
+    return {str(holder) for (holder,) in connection.execute(query, (mark.rows,))}
+
+
+def _sums(connection: sqlite3.Connection, after: int) -> list[Sum]:
+    query = "select event, sum(count), max(number) as last from releases where number > ? group by event order by last"
+    return [Sum(*row) for row in connection.execute(query, (after,))]
+
+
+def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:
+    _, before = _settings(connection)
+    head, number, nonce, rows = before.head, before.rows, secrets.token_hex(8), []
+    for charge in charges:
+        number += 1
+        text = event_to_json(charge.event)
+        content = (number, charge.round, charge.guarantee, charge.holder, text, charge.count, nonce)
+        head = _digest(head, content)
+        rows.append((*content, head))
+    connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    changed = [(head, "head"), (str(number), "rows")]
+    connection.executemany("update facts set value = ? where name = ?", changed)
+    return Mark(before.identity, number, head)
+
+
+def _faults(connection: sqlite3.Connection) -> list[str]:
+    with _transaction(connection, "deferred"):  # all that is read is of one moment
+        settings, mark = _settings(connection)
+        rows = connection.execute("select * from releases order by number").fetchall()
+    digest = _digest("", sorted(settings.items()))
+    for position, (*content, found) in enumerate(rows, start=1):
+        digest = _digest(digest, content)
+        if content[0] != position:
+            return [f"row {position} is missing: the next one is numbered {content[0]}"]
+        if found != digest:
+            return [f"row {position} does not fit the chain: it, a row before it, or the settings were changed"]
+    if len(rows) != mark.rows or digest != mark.head:
+        return [f"the last rows are missing: {len(rows)} of {mark.rows} are there, and the head digest differs"]
+    return []
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, kind: str = "immediate") -> Iterator[None]:
+    # "immediate": two processes that append take turns, and each chains to the row that is really the last.
+    connection.execute(f"begin {kind}")
+    with connection:
+        yield

@@ -1,0 +1,1 @@
+"""Models by name, the check of a model of one's own, dropout."""

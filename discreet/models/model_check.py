@@ -1,0 +1,117 @@
+"""Models that cannot learn a task are refused before a run starts, where the server runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from discreet.data.examples import Task
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
+from discreet.models.dropout import dropout_layers
+from discreet.models.models import MISTAKES, MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
+from discreet.per_example.trial import two_passes, writes
+
+_TRIAL_SEED, _OTHER_SEED = 7, 24359
+_TRIAL_EXAMPLES = 3
+_OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers", SEQUENCES: "logits (inputs, classes, positions)"}
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises ValueError with the reason if `model` cannot be trained with per-example clipping.
+
+    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists, unless its
+    weights are frozen, and its statistics with them; any other buffer that is saved with the model, since it would
+    leave a client outside the clipped update; no trainable parameters; parameters that are NaN or infinite from the
+    start; parameters that are not floats.
+    """
+    still = {id(layer) for layer in frozen_norms(model)}
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and id(module) not in still:
+            raise ValueError(
+                f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
+                "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model); "
+                "or freeze its weights, and its statistics stay"
+            )
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | frozen(model).keys()
+    saved = [name for name in model.state_dict(keep_vars=True) if name not in known]
+    if saved:
+        raise ValueError(f"the model saves the buffer {saved[0]}, which would leave a client without being clipped")
+    if not any(parameter.numel() for parameter in trainable(model)):
+        raise ValueError("the model has no trainable parameters")
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            raise ValueError(f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised")
+        if not torch.isfinite(parameter).all():
+            raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
+
+
+def check_fits(name: str, task: Task) -> None:
+    """Raises ValueError, naming the model and the data set, if model `name` cannot learn the task.
+
+    It is tried on three examples of the public test set, or on zeros if there is none. Text models read token ids and
+    the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another shape,
+    an example that changes the outputs of another, a forward that changes its own parameters or buffers, and a model
+    that draws random numbers outside dropout layers of torch.nn. So are frozen parameters that are not the same
+    whenever the model is built: they are not sent, and server and clients each build the model.
+    """
+    reads_text, is_text = name in TEXT_MODELS, not task.train.inputs.is_floating_point()
+    if name in MODELS and reads_text != is_text:
+        words = {True: "text", False: "numbers"}
+        raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
+    try:
+        model = model_for(name, task.shape, seed=_TRIAL_SEED)
+        check_model(model)
+        _check_frozen(name, model, model_for(name, task.shape, seed=_OTHER_SEED))
+        _try_model(name, model, task)
+    except ValueError as error:
+        raise ValueError(f"{error} (data.name: {task.name})") from error
+
+
+def num_params_of(name: str, task: Task) -> int:
+    """The number of parameters of model `name` that are trained for a task."""
+    return sum(parameter.numel() for parameter in trainable(model_for(name, task.shape, seed=_TRIAL_SEED)))
+
+
+def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
+    one, other = frozen(model), frozen(again)
+    for parameter in sorted(one.keys() | other.keys()):
+        if parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter]):
+            raise ValueError(
+                f"model.name: {name} gives the frozen {parameter} other values each time it is built, and "
+                "frozen values are not sent: load them from a file, or draw them from a torch.Generator with a seed"
+            )
+
+
+@torch.no_grad()
+def _try_model(name: str, model: nn.Module, task: Task) -> None:
+    inputs, shape = task.test.inputs[:_TRIAL_EXAMPLES], task.shape
+    if len(inputs) == 0:
+        inputs = task.train.inputs.new_zeros(_TRIAL_EXAMPLES, *shape.input_shape)
+    to_train(model)
+    for layer in dropout_layers(model):
+        layer.eval()  # what still draws is something else
+    with torch.random.fork_rng(devices=[]):
+        try:
+            _, logits, moved = two_passes(model, inputs)
+            again, alone = model(inputs), [model(one) for one in torch.split(inputs, 1)]
+        except MISTAKES as error:
+            raise ValueError(f"model.name: {name} can't read inputs of shape {shape.input_shape}: {error}") from error
+    if moved:
+        raise ValueError(f"model.name: {name}: {writes(moved)}")
+    wanted = (len(inputs), *shape.output_shape)
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        what = f"{_OUTPUTS[shape.target.kind]} of shape {wanted}"
+        raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not {what}")
+    if not torch.equal(logits, again):
+        raise ValueError(f"model.name: {name} draws random numbers by itself: only layers such as nn.Dropout may")
+    if not torch.allclose(logits, torch.cat(alone), rtol=1e-3, atol=1e-4):
+        raise ValueError(
+            f"model.name: {name} mixes the examples of a batch: no gradient of a single example exists to be clipped"
+        )
+    try:
+        with torch.enable_grad():
+            torch.autograd.grad(model(inputs).sum(), trainable(model), allow_unused=True)
+    except MISTAKES as error:
+        raise ValueError(f"model.name: {name} has no gradient by its parameters: {error}") from error

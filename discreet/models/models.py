@@ -1,0 +1,267 @@
+"""Models by name, ours or one's own, and their parameters as one vector.
+
+None mixes the examples of a batch: every example has a gradient of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from discreet.data.examples import TaskShape
+from discreet.models.scattering import Scattering
+from discreet.per_example.recurrent import ClassesSecond, LastStep, LSTMLayer
+
+Builder = Callable[[tuple[int, ...], int], nn.Module]
+
+
+def _perceptron(*hidden: int) -> Builder:
+    def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        widths = (math.prod(input_shape), *hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+
+    return build
+
+
+def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Convolutions with tanh, whose bounded activations suit clipped gradients (Papernot et al. 2021). Those of 28x28
+    and of 32x32 pixels are the MNIST and CIFAR-10 networks of that paper and of Tramer and Boneh 2021: 26 010 and
+    550 570 parameters."""
+
+    def same(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
+
+    channels, size = input_shape[0], input_shape[1:]
+    layers: list[nn.Module] = []
+    if size == (8, 8):
+        for before, after in ((channels, 16), (16, 32)):
+            layers += [*same(before, after), nn.MaxPool2d(2)]
+        flat, wide = 128, 32
+    elif size == (28, 28):
+        layers += [nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
+        layers += [nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
+        flat, wide = 512, 32
+    elif size == (32, 32):
+        for before, after in ((channels, 32), (32, 64), (64, 128)):
+            layers += [*same(before, after), *same(after, after), nn.MaxPool2d(2)]
+        flat, wide = 2048, 128
+    else:
+        known = "8x8, 28x28, 32x32"
+        raise ValueError(f"model.name: cnn reads images (channels, height, width) of {known}, not {input_shape}")
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, wide), nn.Tanh(), nn.Linear(wide, num_classes))
+
+
+def token_lstm(
+    num_tokens: int, num_classes: int, *, widths: tuple[int, ...] = (8, 128, 128), at_each_step: bool = False
+) -> nn.Sequential:
+    """Logits (n, num_classes) from token ids (n, steps), int64, with at least one step; or, `at_each_step`, logits
+    (n, num_classes, steps), as losses of torch.nn take sequences.
+
+    An embedding, LSTM layers, and a linear output from the last step, or from each, after McMahan et al. 2017, section
+    3 (`widths` 8, 256 and 256), with narrower layers. ids outside [0, num_tokens) raise IndexError.
+    """
+    layers = nn.Sequential(*(LSTMLayer(before, after) for before, after in pairwise(widths)))
+    parts = OrderedDict[str, nn.Module](embedding=nn.Embedding(num_tokens, widths[0]), recurrent=layers)
+    output = nn.Linear(widths[-1], num_classes)
+    parts |= {"output": output, "turned": ClassesSecond()} if at_each_step else {"last": LastStep(), "output": output}
+    return nn.Sequential(parts)
+
+
+def _lstm(
+    input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int = 0, at_each_step: bool = False
+) -> nn.Module:
+    if len(input_shape) != 1 or input_shape[0] < 1:
+        raise ValueError(f"model.name: lstm reads token ids of shape (steps,), not {input_shape}")
+    return token_lstm(num_tokens or num_classes, num_classes, at_each_step=at_each_step)
+
+
+def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A linear model on scattering features, as of Tramer and Boneh 2021."""
+    try:
+        fixed = Scattering(input_shape)
+    except ValueError as error:
+        raise ValueError(f"model.name: {error}") from error
+    return nn.Sequential(fixed, nn.Linear(fixed.out_features, num_classes))
+
+
+MODELS: dict[str, Builder] = {
+    "logistic_regression": _perceptron(),
+    "mlp": _perceptron(128),
+    # Two layers of 200, as in TensorFlow Federated's tutorials and McMahan et al. 2017 ("2NN").
+    "mlp200": _perceptron(200, 200),
+    "cnn": _cnn,
+    "scattering": _scattering,
+    "lstm": _lstm,
+    "linear": _perceptron(),  # of regression: logistic_regression by its usual name
+}
+
+
+TEXT_MODELS = {"lstm": _lstm}  # those that read tokens
+
+# Everything that a mistake in a model of one's own raises.
+MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(RuntimeError, SyntaxError, TypeError, ValueError),
+)
+
+OWN = ":"  # in the name of a model of one's own, `package.module:function`
+
+
+def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
+    """`model_for` classes, and `lstm` with as many tokens."""
+    return model_for(name, TaskShape(tuple(input_shape), num_classes), seed=seed)
+
+
+def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
+    """The model `name` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU: logits of classes or labels,
+    or numbers; for sequences it gives (n, num_classes, length).
+
+    `name` is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
+    number of outputs to a module. The same `seed` gives the same initial parameters; the global random generator is
+    left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
+    """
+    builder = MODELS.get(name) or own_builder(name)
+    if name in TEXT_MODELS:
+        builder = partial(TEXT_MODELS[name], num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
+    arguments = (shape.input_shape, shape.num_outputs)
+    with torch.random.fork_rng(devices=[]):
+        # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
+        torch.default_generator.manual_seed(seed)
+        try:
+            model = builder(*arguments)
+        except MISTAKES as error:
+            if name in MODELS and isinstance(error, ValueError):
+                raise
+            raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def own_builder(name: str) -> Builder:
+    """The function that `package.module:function` names. Raises ValueError, in one line, if there is none."""
+    module, mark, function = name.partition(OWN)
+    if "/" in module or module.endswith(".py"):
+        known = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise ValueError(f"model.name must name a module as Python imports it, such as {known}:{function} (got {name})")
+    if not mark:
+        known = f"{', '.join(MODELS)}, or package.module:function"
+        raise ValueError(f"model.name: no model {name!r}; known are {known}")
+    here = str(Path.cwd())  # not on the path of every process that builds a model: Flower starts its own commands
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        builder: Builder | None = getattr(importlib.import_module(module), function, None)
+    except MISTAKES as error:
+        raise ValueError(f"model.name: {module!r} of {name} can't be imported: {error}") from error
+    if builder is None:
+        raise ValueError(f"model.name: {module} has no {function!r}")
+    if not callable(builder):
+        raise ValueError(f"model.name: {name} is a {type(builder).__name__}, not a function")
+    return builder
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones once, in the order of
+    model.parameters(). Frozen ones (requires_grad is False) stay as the model was built."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def frozen(model: nn.Module) -> dict[str, Tensor]:
+    """The values that stay as the model was built, by name: the other parameters, and statistics of frozen layers."""
+    values = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+    kept = {id(value) for layer in frozen_norms(model) for value in layer.buffers()}
+    return values | {name: value for name, value in model.named_buffers(remove_duplicate=False) if id(value) in kept}
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """SHA-256 of a model's frozen values with their names, types and shapes; an empty text if nothing is frozen."""
+    values, digest = frozen(model), hashlib.sha256()
+    for name, value in sorted(values.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if values else ""
+
+
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """Layers such as BatchNorm with statistics, whose weights are frozen: they normalise by these statistics."""
+    norms = [layer for layer in model.modules() if isinstance(layer, _NormBase) and layer.running_mean is not None]
+    return [layer for layer in norms if layer.affine and not any(value.requires_grad for value in layer.parameters())]
+
+
+def to_train(model: nn.Module) -> None:
+    """Training mode, in place. Layers whose statistics are frozen stay in evaluation mode, which keeps them."""
+    model.train()
+    for layer in frozen_norms(model):
+        layer.eval()
+
+
+def flatten_parameters(model: nn.Module) -> Tensor:
+    """The trainable parameters as one float32 vector (num_params,), a detached copy in their order.
+
+    Tied parameters are counted once. A model without trainable parameters gives an empty vector.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1))
+    >>> flatten_parameters(model).shape
+    torch.Size([3])
+    """
+    parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in trainable(model)]
+    return torch.cat([torch.empty(0), *parts])
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> Tensor:
+    """The model's outputs, (n, k), on the CPU, in evaluation mode: dropout is off. They are computed where the model's
+    parameters are; the training mode is left as it was."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    was_training = model.training
+    model.eval()
+    try:
+        return torch.cat([model(part.to(device)).cpu() for part in torch.split(inputs, batch_size)])
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()
+def load_parameters(model: nn.Module, vector: Tensor) -> None:
+    """Write `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters, in place.
+
+    Values are converted to each parameter's type and device; NaN and infinities are written as they are.
+    Raises ValueError unless the length is exactly the number of trainable parameters; the model is then unchanged.
+    """
+    for parameter, part in zip(trainable(model), parts_of(model, vector), strict=True):
+        parameter.copy_(part)
+
+
+def trainable_part(model: nn.Module, vector: Tensor) -> Tensor:
+    """The part of a vector over all parameters, as `clipped_gradient_sum` gives it, that belongs to the trainable."""
+    parameters = list(model.parameters())
+    if all(value.requires_grad for value in parameters):
+        return vector
+    parts = torch.split_with_sizes(vector, [value.numel() for value in parameters])
+    return torch.cat([part for part, value in zip(parts, parameters, strict=True) if value.requires_grad])
+
+
+def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
+    """`vector` cut into views shaped like the trainable parameters. Raises as `load_parameters`."""
+    parameters = trainable(model)
+    sizes = [parameter.numel() for parameter in parameters]
+    if vector.shape != (sum(sizes),):
+        raise ValueError(
+            f"the model has {sum(sizes)} trainable parameters; a vector of shape {tuple(vector.shape)} does not fit"
+        )
+    return [part.view_as(parameter) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]

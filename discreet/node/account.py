@@ -1,0 +1,150 @@
+"""What clients have spent, over every round of every run, and the budgets that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, Mark
+from discreet.protocol.messages import VirtualClient
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import GUARANTEES
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+REMEMBERED = 100_000  # how many clients' ledgers are kept in memory; beyond it they are read from disk again
+
+
+class Refused(RuntimeError):
+    """The client does not do this work: its budget or its owner's policy forbids it. The message says why."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The largest epsilon that may be spent, at the delta of whoever set it; delta 0 is pure epsilon.
+
+    `guarantee`: the one whose releases are held to it; None, as of an owner: those of all guarantees, as one account.
+    """
+
+    epsilon: float
+    delta: float
+    guarantee: str | None = None
+
+
+@dataclass
+class Accounts:
+    """Charges the guarantees that clients account themselves, each client by its own name, and stops at a budget.
+
+    Attributes:
+      ledger: a node's own, whose only holder is ""; in a simulation one file holds all virtual clients.
+      delta, accountant: how the epsilon that is reported is computed: those of the run.
+    """
+
+    ledger: DurableLedger
+    delta: float
+    accountant: str
+    _spent: dict[tuple[str, str], PrivacyLedger] = field(default_factory=dict)
+    _read_at: Mark | None = None
+
+    def spent(self, guarantee: str, holder: str) -> PrivacyLedger:
+        """The releases on disk for a guarantee on the data of one client. Read once, and then followed."""
+        if self._read_at is None:
+            self._read_at = self.ledger.mark()
+        if (guarantee, holder) not in self._spent:
+            self._spent[guarantee, holder] = self.ledger.spent(guarantee, holder=holder)
+        return self._spent[guarantee, holder]
+
+    def epsilon(self, spent: PrivacyLedger) -> float:
+        """The epsilon that is reported, 0 before the first charge."""
+        return epsilon_of(spent, self.delta, self.accountant)
+
+    def after(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> dict[str, PrivacyLedger]:
+        """What is spent with charges of one round and holder, which are not written yet, under their guarantees.
+
+        Raises:
+          Refused: it would pass a budget.
+        """
+        after = {each.guarantee: self.spent(each.guarantee, each.holder) for each in charges}
+        for each in charges:
+            after[each.guarantee] = _recorded(after[each.guarantee], each.event, each.count)
+        for budget in budgets:
+            if budget.guarantee is None:
+                name = "budget of max-epsilon, for all guarantees together,"
+                held = _together(*(after.get(each) or self.spent(each, charges[0].holder) for each in GUARANTEES))
+            else:
+                name, held = f"{budget.guarantee}-level budget", after[budget.guarantee]
+            if passes(held, budget.epsilon, delta=budget.delta, accountant=self.accountant):
+                said = f"{epsilon_of(held, budget.delta, self.accountant):.4g} of {budget.epsilon:g}"
+                said = f"epsilon {said} at delta {budget.delta:g}" if budget.delta else f"a pure epsilon of {said}"
+                raise Refused(f"the {name} is spent: this round would reach {said}")
+        return after
+
+    def write(self, charges: Sequence[Charge]) -> bool:
+        """Writes charges that were looked at by `after`: all of them are on disk when this returns True.
+
+        A node may serve two runs at once: if the other one has charged one of these clients since its account was
+        read, nothing is written, and the budgets have to be looked at again.
+        """
+        if not charges:
+            return True
+        before = self._read_at
+        assert before is not None
+        self._read_at = self.ledger.charge_after(before, charges)
+        if self._read_at is None or self._read_at.rows != before.rows + len(charges):
+            self._spent.clear()  # somebody else has charged this ledger too
+            return self._read_at is not None
+        for charge in charges:
+            key = charge.guarantee, charge.holder
+            self._spent[key] = _recorded(self._spent[key], charge.event, charge.count)
+        if len(self._spent) > REMEMBERED:
+            self._spent.clear()
+        return True
+
+
+def accounts_of(run: ClientSettings, virtual: VirtualClient | None, node_config: Mapping[str, object]) -> Accounts:
+    """The accounts of a virtual client, in the run folder, or of a node, in the ledger that its owner names.
+
+    Raises:
+      Refused: the owner names no ledger.
+      LedgerError: a node's ledger is missing, damaged, or older than what was charged to it.
+    """
+    if virtual is not None:
+        return Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
+    if "ledger" not in node_config:
+        raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
+    ledger = DurableLedger(Path(str(node_config["ledger"])))
+    ledger.check()
+    return Accounts(ledger, run.delta, run.accountant)
+
+
+# Clients with the same history share one computation.
+@lru_cache(maxsize=65536)
+def _recorded(spent: PrivacyLedger, event: DpEvent, count: int) -> PrivacyLedger:
+    return spent.record(event, count)
+
+
+@lru_cache(maxsize=65536)
+def _together(user: PrivacyLedger, example: PrivacyLedger, local: PrivacyLedger) -> PrivacyLedger:
+    """All releases about a client's data as one account.
+
+    Who changes an example changes the client's data: what protects the whole client protects each example too. A masked
+    sum is accounted for a client that is zeroed out. If its data change instead, what it adds moves by up to twice as
+    much: it counts so beside releases that are accounted for a change.
+    """
+    others = (*example.entries, *local.entries)
+    if not others:
+        return user
+    return PrivacyLedger((*((_at_twice(event), count) for event, count in user.entries), *others))
+
+
+def _at_twice(event: DpEvent) -> DpEvent:
+    from dp_accounting import NonPrivateDpEvent
+
+    if event == NonPrivateDpEvent():
+        return event
+    return replace(event, sensitivity_squared=4 * event.sensitivity_squared)  # TypeError: it is no masked sum

@@ -1,0 +1,143 @@
+"""The ClientApp, and DPClient, whose `fit` it calls: Flower's faces of a client's work."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+
+from discreet.ledger.known_ledgers import LedgerError
+from discreet.logs import log_to
+from discreet.node.account import Refused
+from discreet.node.secure_aggregation import answer_masking
+from discreet.protocol.masked_messages import MASKING
+from discreet.protocol.messages import (
+    REFUSED_CODE,
+    Floats,
+    MalformedMessage,
+    TrainReply,
+    encode_arrays,
+    read_content,
+    reply_numbers,
+    request_of,
+)
+from discreet.protocol.simulation_ticket import SIMULATION_KEYS
+from discreet.settings.rules import ConfigError
+
+if TYPE_CHECKING:
+    from discreet.node.masked_work import MaskedWork
+
+logger = logging.getLogger("discreet.client")
+
+FAILED_CODE = 500  # Error.code of a client that could not do the work; why stays in its own log
+UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
+
+
+@dataclass(frozen=True)
+class DPClient(NumPyClient):
+    """A client as Flower knows them: a node, or a virtual client of a simulation. `node_config`: as Flower has it."""
+
+    node_config: Mapping[str, object]
+
+    def fit(self, parameters: list[Floats], config: Mapping[str, object]) -> tuple[list[Floats], int, dict[str, Any]]:
+        """One round of local training, or of rating a model.
+
+        Args:
+          parameters: one array (num_params,).
+          config: a train request as `messages.request_items` writes it.
+
+        Returns:
+          The clipped update (num_params,), float32, and the answer to the request's query if it has one; the constant
+          1; and the numbers of a `TrainReply`.
+
+        Raises:
+          MalformedMessage: the request can't be read.
+          Refused, LedgerError, ConfigError: as `nodes.client_of` and `Client.answer`; nothing is computed then.
+        """
+        # Here, not above: most messages of a masked sum need neither a model nor data, and each has its own process.
+        from discreet.node.nodes import client_of
+
+        request = request_of(config)
+        _log_of_node(request.virtual is not None)
+        params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
+        reply = client_of(request, self.node_config).answer(request, params)
+        if request.virtual is None:
+            _say_spent(reply)
+        answers = [] if reply.answer is None else [reply.answer.numpy()]
+        return [reply.update.numpy(), *answers], UNIFORM_WEIGHT, reply_numbers(reply)
+
+    def evaluate(self, parameters: list[Floats], config: Mapping[str, object]) -> NoReturn:
+        """Refused, always: a client's loss and accuracy are not private. The server rates on its public test set."""
+        raise Refused("a client's loss and accuracy are not private, and do not leave it")
+
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round at one client, in the clear or as a stage of a masked sum."""
+    return answered(message, lambda: _work(message, context))
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Refused: see `DPClient.evaluate`."""
+    return answered(message, lambda: DPClient(context.node_config).evaluate([], {}))
+
+
+def _work(message: Message, context: Context) -> RecordDict:
+    if MASKING in message.content:
+        _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
+        return answer_masking(message.content, context.node_config, work=lambda: _masked_work(message, context))
+    config, params = read_content(message.content)
+    arrays, _, numbers = DPClient(context.node_config).fit([params], config)
+    return encode_arrays(arrays, numbers)
+
+
+def _masked_work(message: Message, context: Context) -> MaskedWork:
+    from discreet.node.masked_work import MaskedWork
+
+    return MaskedWork.read(message.content, context.node_config)
+
+
+def answered(message: Message, work: Callable[[], RecordDict]) -> Message:
+    """The reply to a message. A refusal goes to the server with its reason, a failure without a word of its own; the
+    client's log has both."""
+    try:
+        return Message(work(), reply_to=message)
+    except (Refused, MalformedMessage, ConfigError) as error:
+        logger.warning("refused: %s", error)
+        return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
+    except LedgerError as error:
+        # The name of the file stays here: a reason goes to the server.
+        logger.error("%s", error)
+        return Message(Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"), reply_to=message)
+    except Exception as error:
+        # Of an app, a model or a file: the words may hold a value of the client's data, and Flower would send them.
+        logger.error("failed: %s", error, exc_info=True)
+        return Message(Error(code=FAILED_CODE, reason="the client failed; its own log says why"), reply_to=message)
+
+
+def _log_of_node(simulated: bool) -> None:
+    if not simulated and not logger.hasHandlers():
+        log_to(sys.stdout, name="discreet.client")
+
+
+def _say_spent(reply: TrainReply) -> None:
+    spent = {"epsilon_example": reply.epsilon_example, "epsilon_local": reply.epsilon_local}
+    known = [f"{name.removeprefix('epsilon_')} {value:.4g}" for name, value in spent.items() if 0 < value < math.inf]
+    logger.info(
+        "round %d: update sent; spent by this node's own account: epsilon %s",
+        *(reply.round, ", ".join(known) or "none"),
+        extra={"fields": {"event": "update", "round": reply.round, **spent}},
+    )

@@ -1,0 +1,129 @@
+"""The work of a client in a round, under its own guarantees, policy and account. It knows nothing of Flower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from discreet.data.examples import Examples, TaskShape
+from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
+from discreet.node.account import Accounts, Refused
+from discreet.node.admission import Admitted, admit_one
+from discreet.node.policy import ClientPolicy
+from discreet.node.release import Values, noised_vector, own_noise, release_step, release_update
+from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.randomness import RandomSource
+from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
+from discreet.queries.query import OF_DATA, STATISTICS, query_of
+from discreet.training.local_training import local_update
+from discreet.training.shared_step import shared_step
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """A node, or a virtual client of a simulation, as one message finds it.
+
+    Attributes:
+      model: the architecture; trainable parameters are overwritten, frozen ones stay.
+      examples: the client's own, that it trains on.
+      accounts: where its example-level and local guarantees are charged; None if neither is on.
+      policy: the demands of its owner.
+      source: of all random numbers of this message.
+      holder: its name in the ledger.
+      held_out: further examples of its own, on which it rates models and never trains; None if the run asks for none.
+      shape: of its data; None if the run asks nothing of them.
+    """
+
+    model: nn.Module
+    examples: Examples
+    accounts: Accounts | None
+    policy: ClientPolicy
+    source: RandomSource
+    holder: str = ""
+    held_out: Examples | None = None
+    shape: TaskShape | None = None
+
+    def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
+        """One round's work, for a server that reads it.
+
+        Args:
+          request: what is asked.
+          params: (num_params,), float32.
+
+        Returns:
+          The clipped update, its bit, what this client has spent, and its answer to the query of the request.
+
+        Raises:
+          Refused: a policy or a budget forbids the work, or the run is under secure aggregation.
+          MalformedMessage: the parameters, or the frozen values, are those of another model.
+          ConfigError: the number of examples that the owner declares does not go with the run.
+        """
+        if request.run.masked:
+            raise Refused("the run is under secure aggregation, and this message asks for an update in the clear")
+        values, admitted = self._values(request, params)
+        spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
+        return TrainReply(request.round, values.update, values.below, *spent, answer=values.answer)
+
+    def vector(self, request: TrainRequest, params: Tensor, sums: SecureSum) -> Tensor:
+        """One round's work for a masked sum, int64 (length,), with this client's share of the noise.
+
+        Arguments and errors as `answer`.
+        """
+        values, _ = self._values(request, params)
+        return noised_vector(sums, values, request, self.source)
+
+    def _values(self, request: TrainRequest, params: Tensor) -> tuple[Values, Admitted]:
+        if request.work.query not in OF_DATA:
+            self._check_model(request, params)
+        admitted = admit_one(request, self.holder, len(self.examples), accounts=self.accounts, policy=self.policy)
+        # Before training, which leaves other parameters in the model.
+        answer = self._answer(request, params) if request.work.query else None
+        if not request.work.trains:
+            return Values(torch.zeros(0), answer=answer), admitted
+        update = self._update(request, params, admitted)
+        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
+        return Values(clipped[0], bool(norms[0] <= request.clip_norm), answer), admitted
+
+    def _check_model(self, request: TrainRequest, params: Tensor) -> None:
+        size = sum(parameter.numel() for parameter in trainable(self.model))
+        if params.shape != (size,):
+            name, given = request.run.model, params.numel()
+            raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
+        if request.frozen is not None and request.frozen != frozen_digest(self.model):
+            raise MalformedMessage(
+                f"the frozen values of the model {request.run.model} are not the server's: both must load the same"
+            )
+
+    def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:
+        run, name = request.run, request.work.query
+        if name in OF_DATA:
+            # A run that does not ask it does not plan to pay for it either.
+            private = run.data.normalise == "private" and not run.normaliser.means
+            asked = run.statistics.only if name == STATISTICS else private
+            if not asked or request.work.trains or self.shape is None:
+                raise Refused(f"this run does not ask for {name} of clients' data")
+            told = query_of(name, run, self.shape).answer(self.examples.inputs, self.examples.targets)
+            return told.to(torch.float32)
+        if self.held_out is None or self.shape is None:
+            raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
+        query = query_of(name, run, self.shape)
+        load_parameters(self.model, params)
+        answer = query.answer(outputs_of(self.model, self.held_out.inputs), self.held_out.targets)
+        noise = own_noise(run, query)
+        sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
+        return sent.to(torch.float32)
+
+    def _update(self, request: TrainRequest, params: Tensor, admitted: Admitted) -> Tensor:
+        local, training, example = admitted.local, admitted.training, request.run.example
+        if example.secure:
+            clip = example.clip_norm, self.source
+            return shared_step(self.model, params, self.examples, settings=training, clip=clip)
+        if local is not None and local.kind == "laplace_step":
+            load_parameters(self.model, params)
+            source = self.source.child("local")
+            return release_step(self.model, self.examples, training=training, privacy=local, source=source)
+        update = local_update(self.model, params, self.examples, settings=training, source=self.source)
+        return release_update(update, local, source=self.source.child("local")) if local else update

@@ -1,0 +1,136 @@
+"""Makes the client that a request is for: a virtual one of a simulation, or the node that the process runs on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from discreet.data.datasets import load_task
+from discreet.data.description import read_description
+from discreet.data.examples import SHAPES, Examples, TaskShape
+from discreet.data.folder import FOLDER
+from discreet.data.normalising import normaliser_of
+from discreet.data.partition import client_examples, split_rows
+from discreet.data.targets import FolderError
+from discreet.models.models import OWN, model_for
+from discreet.node.account import Refused, accounts_of
+from discreet.node.client import Client
+from discreet.node.node_data import node_table
+from discreet.node.policy import ClientPolicy, policy_from
+from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.protocol.messages import TrainRequest
+from discreet.protocol.simulation_ticket import is_simulations
+from discreet.queries.query import OF_DATA
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import DataConfig
+
+logger = logging.getLogger("discreet.client")
+
+
+def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> Client:
+    """The client that a request is for: the virtual one that it names, or the node that it has come to.
+
+    A virtual client is made only in a simulation: where the simulation's ticket is found, and nothing is configured but
+    what Flower's simulation configures. A node that an owner has set up is nobody but itself.
+
+    Raises:
+      Refused: the request names a virtual client, and this is no simulation; and as `node_client`.
+    """
+    virtual = request.virtual
+    if virtual is None:
+        return node_client(request, node_config)
+    if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
+        raise Refused("the train request names a virtual client, and this node is no simulation's")
+    torch.set_num_threads(1)  # Flower's simulation has a process for each core
+    return virtual_client(request)
+
+
+def virtual_client(request: TrainRequest) -> Client:
+    """The virtual client that a simulation's request names. With a seed it draws by seed, round and client alone."""
+    run, virtual = request.run, request.virtual
+    assert virtual is not None
+    number, path, source = virtual.client_id, virtual.data_path, secure_source()
+    if virtual.seed is not None:
+        source = seeded_source(virtual.seed).child("client", request.round, number)
+    accounts = accounts_of(run, virtual, {}) if run.accounts_itself else None
+    examples, held_out = _split(request, share_of(run.data, number, path=path), number)
+    shape = shape_of(run, path=path)
+    return Client(model_of(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
+
+
+def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Client:
+    """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy. What a request says
+    of virtual clients is not read here.
+
+    Raises:
+      Refused: the node has no data, or no ledger although one is needed, its policy can't be read, or the run has code
+        of its own for a model, which the node's owner has not named.
+      LedgerError: its ledger is missing, damaged, or older than what was charged to it.
+    """
+    run = request.run
+    accounts, policy = accounts_of(run, None, node_config) if run.accounts_itself else None, policy_from(node_config)
+    number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
+    held = node_examples(run.data, node_config)
+    examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
+    folder = Path(str(node_config["data"])) if "data" in node_config else None
+    # `package.module:function` is code that the server names, so the data.toml of the owner has to name it too.
+    if OWN in run.model and (folder is None or read_description(folder).model != run.model):
+        raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
+    shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
+    model = model_of(run.model, shape)
+    return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)
+
+
+def _split(request: TrainRequest, examples: Examples, client_id: int) -> tuple[Examples, Examples | None]:
+    """The examples that a client trains on, and those that it holds out, None unless clients rate the model. They are
+    normalised if the run says by what, but for a question about the data as they are."""
+    run = request.run
+    if request.work.query not in OF_DATA:
+        examples = normaliser_of(run.normaliser.means, run.normaliser.deviations).examples(examples)
+    if not run.evaluation.private:
+        return examples, None
+    trained, held = split_rows(len(examples), client_id, share=run.evaluation.share)
+    return examples.subset(trained), examples.subset(held)
+
+
+def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Examples:
+    """The examples of a node: those in the folder that `data` names, or the share of the demonstration data that
+    `partition-id` names.
+
+    Raises:
+      Refused: the node says nothing of its data, they do not fit the task, or it was started for another number of
+        clients. What is wrong with the data is only logged: the reason of a refusal goes to the server.
+    """
+    if "data" in node_config:
+        try:
+            return node_table(Path(str(node_config["data"])), data.name)[0]
+        except FolderError as error:
+            logger.error("%s", error)
+            raise Refused(f"this node's own data do not fit the task {data.name}; its log says why") from error
+    number, count = node_config.get("partition-id"), node_config.get("num-partitions")
+    if data.name == FOLDER or not isinstance(number, int) or not isinstance(count, int):
+        raise Refused("this node has no data: start it with --node-config 'data=\"/folder\"'")
+    if count != data.num_clients:
+        raise Refused(f"this node is one of {count} clients, the run has data.num_clients={data.num_clients}")
+    return share_of(data, number)
+
+
+def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
+    """One client's examples of the demonstration data. Loaded and dealt once per process."""
+    return client_examples(load_task(data.name, path=path), data, client_id)
+
+
+def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
+    """The shape of the demonstration data."""
+    return SHAPES.get(run.data.name) or load_task(run.data.name, path=path).shape
+
+
+@lru_cache(maxsize=4)
+def model_of(name: str, shape: TaskShape) -> nn.Module:
+    """The architecture; its parameters come with each request. Built once per process."""
+    return model_for(name, shape, seed=0)

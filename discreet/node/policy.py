@@ -1,0 +1,216 @@
+"""The policy of a client's owner: a client refuses work that gives less privacy than it asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.mechanisms.mechanism import least_noise, releases_of
+from discreet.mechanisms.mechanism_table import server_mechanism
+from discreet.node.account import Budget, Refused
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, SECURE, USER
+from discreet.settings.ranges import Rule, at_least
+from discreet.settings.rules import check_value, require
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+WHOLE = ("public-num-examples", "min-colluding", "min-summands")
+ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
+REQUIRABLE = (*GUARANTEES, SECURE)
+PURE_KINDS = ("laplace", "laplace_step")
+RANGES = {
+    "min-noise-multiplier": Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf),
+    "max-epsilon": Rule("above 0", lambda epsilon: epsilon > 0),
+    "max-delta": Rule("within (0, 1]", lambda delta: 0 < delta <= 1),
+    "require": Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset),
+    "public-num-examples": at_least(1),
+    "min-colluding": at_least(0),
+    "min-summands": at_least(0),
+}
+
+
+@dataclass(frozen=True)
+class ClientPolicy:
+    """The least privacy that a client's owner accepts.
+
+    Attributes:
+      min_noise_multiplier: of every guarantee that is on.
+      max_epsilon: at `max_delta`, of all that the client accounts itself (example, local, masked sums), over all runs
+        and guarantees together: each of them is about the same examples. At user level in the clear it is held to what
+        each run plans. If this or `min_noise_multiplier` is given, at least one guarantee must be on.
+      max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
+        chooses is none. So it has to be given with `max_epsilon`; 1 is none.
+      require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation.
+      public_num_examples: what DP-SGD at this client goes by in place of the run's `data.public_num_examples`; None:
+        as the run says.
+      min_colluding: how many nodes a run under secure aggregation must expect to work with the server.
+      min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
+    """
+
+    min_noise_multiplier: float = 0.0
+    max_epsilon: float = math.inf
+    max_delta: float = 1.0
+    require: tuple[str, ...] = ()
+    public_num_examples: int | None = None
+    min_colluding: int = 0
+    min_summands: int = 0
+
+    def __post_init__(self) -> None:
+        for key, rule in RANGES.items():
+            value = getattr(self, key.replace("-", "_"))
+            if value is not None:
+                check_value(value, key, rule)
+        both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
+        require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta)
+
+
+def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
+    """The policy of a node: from the JSON file that `policy` names, and from the node's own keys, which win.
+
+    Raises:
+      Refused: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
+    """
+    try:
+        settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
+        settings |= {key: node_config[key] for key in RANGES if key in node_config}
+        unknown = sorted(set(settings) - set(RANGES))
+        if unknown:
+            raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(RANGES)}")
+        return ClientPolicy(**{key.replace("-", "_"): _value(key, value) for key, value in settings.items()})
+    except ValueError as error:
+        raise Refused(f"the policy of this client can't be read: {error}") from error
+
+
+def _policy_file(path: Path) -> dict[str, object]:
+    try:
+        read = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"the policy file can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"the policy file is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError("the policy file must hold one JSON object")
+    return read
+
+
+def _value(key: str, value: object) -> Any:
+    if key == "require":
+        return tuple(map(str, value if isinstance(value, list) else str(value).replace(",", " ").split()))
+    try:
+        number = float(str(value))
+    except ValueError as error:
+        raise ValueError(f"{key} must be a number (got {value})") from error
+    if key in WHOLE and not number.is_integer():
+        raise ValueError(f"{key} must be a whole number (got {value})")
+    return int(number) if key in WHOLE else number
+
+
+def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
+    """The run's settings as they hold at a client: the number of examples that its owner declares goes before the
+    run's. The server's choice can't weaken add-or-remove, as either is a constant, and what it costs is charged.
+
+    Raises:
+      ConfigError: the owner's number does not go with the run's batch size or delta.
+    """
+    if policy.public_num_examples is None:
+        return run
+    return replace(run, data=replace(run.data, public_num_examples=policy.public_num_examples))
+
+
+def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers: dict[str, float]) -> None:
+    """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on, of an update.
+
+    The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the server: there the
+    client can check what the server declares, not what it does.
+
+    Raises:
+      Refused: with the setting that is too weak.
+    """
+    if SECURE in policy.require and not run.masked:
+        raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
+    if run.masked:
+        check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(run.user.population_size))
+    missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
+    if missing:
+        raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
+    if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
+        raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
+    least = least_noise(run, noise_multipliers.get(USER, 0.0))
+    for name, value in (noise_multipliers | ({USER: least} if USER in noise_multipliers else {})).items():
+        if value < policy.min_noise_multiplier:
+            raise Refused(
+                f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; "
+                f"the {name}-level one is {value:g}"
+            )
+    if run.delta > policy.max_delta:
+        raise Refused(f"the policy of this client allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
+    if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
+        planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
+        if planned > policy.max_epsilon:
+            raise Refused(
+                f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
+                f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
+            )
+
+
+def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
+    """Refuses masked sums that expect fewer colluding nodes, or are of fewer honest ones, than the policy asks for."""
+    if colluding < policy.min_colluding or summands < policy.min_summands:
+        raise Refused(
+            f"the policy of this client requires min-colluding={policy.min_colluding} and min-summands="
+            f"{policy.min_summands}; the run has privacy.secure.colluding={colluding}, and {summands} summands"
+        )
+
+
+def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
+    """Refuses a masked sum whose noise is below the policy by the client's own count: with `min_noise_multiplier`, what
+    the honest clients' shares are sure to add up to, over what one client can add to the sum."""
+    noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
+    if noise < policy.min_noise_multiplier * (1 - ROUNDING):
+        raise Refused(
+            f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; the sum has "
+            f"{noise:.4g} by this client's own count"
+        )
+
+
+def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta: float) -> float:
+    """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
+    than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
+
+    mechanism = server_mechanism(run)
+    assert mechanism is not None
+
+    def epsilon(rounds: int) -> float:
+        return PrivacyLedger(releases_of(mechanism, noise_multiplier, rounds)).epsilon(delta, run.accountant)
+
+    budget = run.user.max_epsilon
+    return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
+
+
+def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> tuple[Budget, ...]:
+    """The run's budgets for guarantees that the client accounts itself, and the owner's for all releases about the
+    client's data, each at its own delta.
+
+    Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon: by loss
+    distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
+    `max_epsilon` names a budget at delta instead.
+    """
+    example, local = run.example, run.local
+    of_run = {
+        EXAMPLE: example.target_epsilon if example.max_epsilon is None else example.max_epsilon,
+        LOCAL: local.epsilon if local.max_epsilon is None else local.max_epsilon,
+        USER: run.user.max_epsilon,
+    }
+    budgets = [Budget(most, run.delta, name) for name in guarantees if (most := of_run[name]) is not None]
+    if LOCAL in guarantees and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
+        budgets.append(Budget(local.epsilon, 0.0, LOCAL))
+    if math.isfinite(policy.max_epsilon):
+        budgets.append(Budget(policy.max_epsilon, policy.max_delta))
+    return tuple(budgets)

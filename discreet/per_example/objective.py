@@ -1,0 +1,102 @@
+"""The loss of a model by its parameters, which is differentiated example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
+
+from discreet.per_example.terms import Slot
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+PADDING = -100  # the target of a position that does not count, as in PyTorch
+
+# A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of
+# 1e18 with output gradients of 1e-24 would have a norm of 0 by the product rule, and pass unclipped.
+LOSS_SCALE = 2.0**20
+_LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in half the time
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each example, (n,).
+
+    outputs are logits (n, classes) or, as torch.nn.CrossEntropyLoss takes them, (n, classes, positions...); targets are
+    class numbers (n,) or (n, positions...). If an example has positions (a sequence), its loss is the mean over those
+    whose target is not `PADDING`, -100; if there is none, it is 0, and so is its gradient. It divides by the example's
+    own number of positions, and never by one of the batch: so it depends on that example alone. `weights` (classes,)
+    multiply the loss of each class, and nothing divides by them.
+
+    >>> cross_entropy(torch.zeros(3, 5, 3), torch.tensor([[0, 1, 4], [2, -100, -100], [-100, -100, -100]]))
+    tensor([1.6094, 1.6094, 0.0000])
+    """
+    values = functional.cross_entropy(outputs, targets, weights, reduction="none", ignore_index=PADDING)
+    if targets.dim() == 1:
+        return values
+    return values.flatten(1).sum(1) / (targets != PADDING).flatten(1).sum(1).clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The loss of a model by its parameters, for norms of one order. Made by `objective_of`.
+
+    Attributes:
+      parameters: all of them, in order.
+      slots: of the trainable ones, by identity.
+    """
+
+    model: nn.Module
+    loss: Loss
+    order: int
+    parameters: tuple[Tensor, ...]
+    slots: Mapping[int, Slot]
+
+    def trainable(self) -> list[Tensor]:
+        """The parameters that have slots, in the slots' order."""
+        return [value for value in self.parameters if id(value) in self.slots]
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example; a ValueError if the loss gives anything but (n,)."""
+        losses = self.loss(outputs, targets)
+        if losses.shape != (len(targets),):
+            raise ValueError(
+                f"loss must give one value an example, ({len(targets)},), not {tuple(losses.shape)}: wrap a loss of "
+                "torch.nn in per_example_loss, or take the mean or sum over each example's own positions"
+            )
+        return losses
+
+    def has_known_gradient(self, targets: Tensor) -> bool:
+        """True if `logit_gradients` are the gradients of the loss."""
+        return self.loss is cross_entropy and targets.dim() == 1 and targets.dtype == torch.int64
+
+
+def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
+    """The objective of a model and a loss.
+
+    Raises:
+      ValueError: there are no parameters, or they are not all float32 or all float64 on one device, or a lazy layer
+        has none yet.
+    """
+    parameters = tuple(model.parameters())
+    if any(isinstance(value, UninitializedParameter) for value in parameters):
+        raise ValueError("a lazy layer has no parameters before its first pass: call the model once on an example")
+    kinds = {(value.dtype, value.device) for value in parameters}
+    if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
+        raise ValueError("the model must have parameters, all float32 or all float64, on one device")
+    slots = {id(value): Slot(index, value.shape) for index, value in enumerate(parameters) if value.requires_grad}
+    return Objective(model, loss, order, parameters, slots)
+
+
+def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes)."""
+    if logits.shape[0] != targets.shape[0]:
+        raise ValueError(f"the model must give one row of logits an example, {targets.shape[0]}, not {logits.shape[0]}")
+    return softmax_minus_one_hot(logits, targets).mul_(_LOSS_SCALE)
+
+
+def softmax_minus_one_hot(logits: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of the cross-entropy at logits (..., classes), for class numbers (...)."""
+    return logits.softmax(-1).scatter_(-1, targets.unsqueeze(-1), -1.0, reduce="add")

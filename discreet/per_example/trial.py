@@ -1,0 +1,187 @@
+"""A model and a loss tried on three made-up examples before they see any data.
+
+A clipped sum bounds what an example changes in the gradients. It bounds nothing else: so a forward may not write into
+its model, and the loss of an example may depend on no other example of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+
+from discreet.per_example.graph import CONFUSED, made_up
+from discreet.per_example.layer_rules import check_layers
+from discreet.per_example.objective import Loss, Objective
+from discreet.per_example.operations import leaves
+
+AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
+_REPEATED = 1e-5  # and by this part if the same kernels have
+_SEED = 52183
+# By model: the losses that it was tried with.
+_tried: WeakKeyDictionary[nn.Module, list[ref[Loss]]] = WeakKeyDictionary()
+State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
+
+
+@contextmanager
+def same_chance(inputs: Tensor) -> Iterator[None]:
+    """The same random numbers each time, and the generators as they were."""
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+        torch.manual_seed(_SEED)
+        yield
+
+
+def try_out(objective: Objective, inputs: Tensor, targets: Tensor, *, has_rules: bool) -> None:
+    """Tries a model, and with it a loss that is not Discreet's, once. Inputs give shapes and types alone.
+
+    Args:
+      has_rules: whether the model is a sequence of layers with rules, which are known to keep nothing.
+
+    Raises:
+      ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before;
+        or the loss of an example depends on other examples.
+    """
+    model, loss = objective.model, objective.loss
+    losses = _tried.get(model)
+    is_known = str(getattr(loss, "func", loss).__module__).startswith("discreet.")
+    tries_loss = not is_known and all(each() is not loss for each in losses or ())
+    if not tries_loss and (has_rules or losses is not None):
+        return
+    check_layers(model)
+    try:
+        with torch.enable_grad():
+            outputs, again, moved = two_passes(model, made_up(model, inputs))
+    except CONFUSED:  # torch.func serves it, if anything does: each example goes through model and loss alone
+        if has_rules:
+            raise
+        return
+    if moved:
+        raise ValueError(writes(moved))
+    pairs = zip(_floats(outputs), _floats(again), strict=True)
+    if any(differ(one, other, _REPEATED) for one, other in pairs):
+        raise ValueError(
+            "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
+            "draws random numbers that torch.manual_seed does not repeat"
+        )
+    if tries_loss and isinstance(outputs, Tensor):
+        _try_loss(objective, outputs.detach(), targets)
+    with suppress(TypeError):  # a loss that can't be referred to is tried at each step
+        _tried.setdefault(model, []).append(ref(loss))
+
+
+def two_passes(model: nn.Module, inputs: Tensor) -> tuple[Any, Any, str]:
+    """The outputs of two passes with the same random numbers, and the parameter or buffer that moved, or "".
+
+    A buffer that the first pass makes, such as a table of angles, may stay.
+    """
+    before = state_of(model)
+    with same_chance(inputs):
+        outputs = model(inputs)
+    moved = [name for name in moved_since(model, before) if name in dict(model.named_parameters())]
+    before = state_of(model)
+    with same_chance(inputs):
+        again = model(inputs)
+    return outputs, again, "".join([*moved, *moved_since(model, before)][:1])
+
+
+@contextmanager
+def unmoved(model: nn.Module) -> Iterator[None]:
+    """Within it nothing may change a parameter or a buffer of the model.
+
+    Raises:
+      ValueError: something did; it is named.
+    """
+    before = state_of(model)
+    yield
+    if moved := moved_since(model, before):
+        raise ValueError(writes(moved[0]))
+
+
+def writes(name: str) -> str:
+    """The refusal of a model whose forward changes what `name` names."""
+    return (
+        f"the model's forward changes {name}: what examples leave there would be neither clipped nor noised. Take out "
+        "what writes it (max_norm, running statistics, observers), or the layer, or put it in eval mode"
+    )
+
+
+def state_of(model: nn.Module) -> State:
+    """The parameters and buffers of a model, as they are."""
+    return {name: (value, value._version, value.detach().clone()) for name, value in _named(model).items()}
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def moved_since(model: nn.Module, before: State) -> list[str]:
+    """The names of parameters and buffers that were written, replaced, added or taken away."""
+    now = _named(model)
+    kept = {
+        name
+        for name, (value, version, copy) in before.items()
+        if now.get(name) is value and value._version == version and is_same(value, copy)
+    }
+    return sorted((before.keys() | now.keys()) - kept)
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """True if tensors have the same shape and values, NaN included."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _floats(outputs: Any) -> list[Tensor]:
+    return [value.detach() for value in leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
+    """True if some values differ by more than a part of the largest; NaN tells nothing."""
+    if one.shape != other.shape or not one.numel():
+        return one.shape != other.shape
+    return bool(((one - other).abs() > part * one.abs().max()).any())
+
+
+def _try_loss(objective: Objective, outputs: Tensor, targets: Tensor) -> None:
+    """ValueError unless the loss of each of three rows, and its gradient, is the same if another row is left out."""
+    draws = torch.Generator().manual_seed(_SEED)
+    places = torch.linspace(0, len(targets) - 1, 3, device=targets.device).long()
+    between = torch.rand(outputs.shape, generator=draws, dtype=outputs.dtype)
+    wide = 10 * torch.randn(outputs.shape, generator=draws, dtype=outputs.dtype)
+    marks = torch.rand((3, *targets.shape[1:]), generator=draws)
+    marks = marks if targets.is_floating_point() else marks.sub_(marks.mean(0)) > 0
+    made = marks.to(targets.dtype)
+    mixes = _mixes(objective, outputs, targets[places])
+    # The others may be out of a loss's range, which is an error on the CPU, and on a GPU the end of the process.
+    for some, wanted in ((between.to(outputs), targets[places]), (between, made), (wide, made)):
+        with suppress(*CONFUSED):
+            mixes = mixes or _mixes(objective, some, wanted)
+    if mixes:
+        raise ValueError(
+            "loss: the value of an example depends on other examples of the batch, so that clipping each gradient "
+            "bounds nothing: give a function whose value i follows from row i of outputs and targets alone, without "
+            "means, ranks or pairs over the batch, and without random numbers"
+        )
+
+
+def _mixes(objective: Objective, outputs: Tensor, targets: Tensor) -> bool:
+    whole = _losses_and_gradients(objective, outputs, targets)
+    for left_out in range(3):
+        rows = [row for row in range(3) if row != left_out]
+        part = _losses_and_gradients(objective, outputs[rows], targets[rows])
+        if any(differ(one[rows], other) for one, other in zip(whole, part, strict=True)):
+            return True
+    return False
+
+
+def _losses_and_gradients(objective: Objective, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The losses, and the gradient of their sum by the outputs: what a model's backward pass begins with."""
+    with torch.enable_grad(), same_chance(outputs):
+        given = outputs.detach().clone().requires_grad_()
+        losses = objective.losses(given, targets)
+        total = losses.sum() + 0 * given.sum()  # a loss need not depend on the outputs
+    (gradient,) = torch.autograd.grad(total, given)
+    return losses.detach(), gradient

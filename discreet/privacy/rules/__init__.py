@@ -1,1 +1,0 @@
-"""Per-example gradients from layer inputs and output gradients: a file for each family of layers."""

@@ -1,0 +1,82 @@
+"""What travels for a masked sum: bytes of `discreet.masking` in a record of their own.
+
+The stage that asks for a masked vector goes with the train request and the parameters; the other stages go alone. An
+empty request asks a node who it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flwr.app import ConfigRecord, RecordDict
+
+from discreet.masking.agreement import Terms
+from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient, read_canonical
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.rules import write_json
+
+if TYPE_CHECKING:
+    from discreet.privacy.secure_grid import SecureSum
+
+MASKING = "masking"  # the record's name
+WHO = b""
+# A train request beside another app's records, and what is in it.
+ASKED, FROZEN = "masking-train-request", "frozen-arrays"
+MASKING_REPLY, NAME, PEERS = "reply", "name", "peers"
+_REQUEST, _VIRTUAL = "request", "virtual"
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who a node is among whom: what it says when it is asked."""
+
+    name: str
+    peers: tuple[str, ...]
+
+
+def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
+    """The terms of a run's masked sums. The server and each node find them by themselves, from what the run asks."""
+    nodes, secure = run.user.population_size, run.secure
+    counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
+    settings = hashlib.sha256(f"{write_json(run)}{sums!r}".encode()).hexdigest()
+    return Terms(name, *counts, sums.bits, sums.length, sums.variance, settings=settings)
+
+
+def asked_bytes(request: TrainRequest) -> bytes:
+    """What one round asks for, beyond the terms: its clip norm is not known yet when its keys are made."""
+    work = request.work
+    return json.dumps([request.round, float(request.clip_norm), work.trains, work.query]).encode()
+
+
+def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecord:
+    """What a node is asked; in a simulation with which client to be."""
+    return ConfigRecord({_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})})
+
+
+def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
+    """What `masking_record` wrote.
+
+    Raises:
+      MalformedMessage: it holds something else.
+    """
+    record = content.get(MASKING)
+    left: dict[str, object] = dict(record) if isinstance(record, ConfigRecord) else {}
+    request = left.pop(_REQUEST, None)
+    which = "which virtual client to be"
+    virtual = read_canonical(VirtualClient, left.pop(_VIRTUAL), which) if _VIRTUAL in left else None
+    if not isinstance(request, bytes) or left:
+        raise MalformedMessage("the message holds no masking request of this version of Discreet")
+    return request, virtual
+
+
+def reply_content(reply: bytes) -> RecordDict:
+    """What a node answers."""
+    return RecordDict({MASKING: ConfigRecord({MASKING_REPLY: reply})})
+
+
+def member_content(member: Member) -> RecordDict:
+    """What a node says that is asked who it is."""
+    return RecordDict({MASKING: ConfigRecord({NAME: member.name, PEERS: list(member.peers)})})

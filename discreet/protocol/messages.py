@@ -1,0 +1,266 @@
+"""What travels between server and client: typed records, and their form as Flower's RecordDict.
+
+To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back come the clipped
+update, one bit, and what the client has spent by its own account; and the answer to a query, if the run pays for one.
+Nothing else: no number of examples, no loss. Of an answer that the client noises itself it says how large the noise is,
+too, and that follows from how many examples it holds out.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.constant import SType
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.ranges import POSITIVE, Count, CountOrZero, Rule
+from discreet.settings.rules import ConfigError, read_json, section, write_json
+
+VERSION = 5  # of the train request
+REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+Floats = NDArray[np.floating[Any]]
+Scalar = bool | bytes | float | int | str  # as NumPyClient has it
+Items = dict[str, int | str]
+Record = TypeVar("Record")
+
+
+REFUSED_CODE = 451  # Error.code of a client whose policy or budget forbids the work
+EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
+
+
+class MalformedMessage(ValueError):
+    """A message does not hold what it should. The sender is counted as failed; the round goes on."""
+
+
+@section("virtual.")
+class VirtualClient:
+    """Which client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulation_ticket`).
+
+    Attributes:
+      client_id: its number.
+      state_folder: where virtual clients keep their ledger.
+      ticket: what the simulation has left in that folder.
+      seed: of its random numbers; None for secure ones.
+      data_path: where the simulation's data lie; None for data that are built in or come from the hub.
+    """
+
+    client_id: CountOrZero
+    state_folder: str
+    ticket: str = ""
+    seed: int | None = None
+    data_path: str | None = None
+
+
+@section("work.")
+class Work:
+    """What the clients of a cohort are asked to do with the parameters that they get.
+
+    Attributes:
+      trains: whether they train, and send an update with its bit.
+      query: the name of a query that they answer beside it (`discreet.queries.query`); empty for none.
+    """
+
+    trains: bool = True
+    query: str = ""
+
+
+TRAIN = Work()
+
+
+def _is_clip_norm(value: float) -> bool:
+    return value == math.inf or POSITIVE.holds(value)
+
+
+@section("")
+class TrainRequest:
+    """What a client is asked to do in one round.
+
+    It has a version of its own, a whole number. A client reads its own version alone, and refuses a request with a
+    key that it does not know: a setting that it does not know may be what its guarantees rest on.
+
+    Attributes:
+      round: counted from 1.
+      clip_norm: C_t, the L2 norm to clip the update to; infinity if user-level privacy is off.
+      run: what the run asks, the same in every round.
+      work: what this round asks.
+      virtual: which client to be, in a simulation; None in a real federation, where a node is itself.
+      frozen: the digest of what is frozen in the server's model (`discreet.models.models.frozen_digest`); None if the
+        client is in the server's process, and builds the same.
+    """
+
+    round: Count
+    clip_norm: Annotated[float, Field(allow_inf_nan=True), Rule(POSITIVE.words, _is_clip_norm)]
+    run: ClientSettings
+    virtual: VirtualClient | None = None
+    work: Work = TRAIN
+    frozen: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainReply:
+    """What a client sends back.
+
+    Attributes:
+      round: the round that was asked for.
+      update: the clipped change of the parameters, (num_params,), float32, or (0,) if none was asked for. Not to be
+        written to: one that was decoded lies in the memory of its message.
+      below: the bit b, whether the update's norm was at or below the clip norm.
+      epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
+        part in; 0 if the guarantee is off. They are not noised: docs/privacy.md says what they give away.
+      answer: to the query that was asked, (length,), float32; None if none was. (length + 1,) if the client noises it
+        itself, as `discreet.node.release.OwnNoise` says.
+      client: who sent it, which the server knows by itself; it does not travel.
+    """
+
+    round: int
+    update: Tensor
+    below: bool
+    epsilon_example: float = 0.0
+    epsilon_local: float = 0.0
+    epsilon_local_pure: float = 0.0
+    answer: Tensor | None = field(default=None, kw_only=True)
+    client: int = field(default=-1, kw_only=True)
+
+
+def request_items(request: TrainRequest) -> Items:
+    """The request as it travels: its version, and canonical JSON. `NumPyClient.fit` takes the same."""
+    return {"version": VERSION, REQUEST: write_json(request)}
+
+
+def request_of(items: Mapping[str, object]) -> TrainRequest:
+    """Reads what `request_items` wrote.
+
+    Raises:
+      MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type or out of range.
+    """
+    version = items.get("version")
+    if version != VERSION:
+        raise MalformedMessage(
+            f"the train request has version {version}, this client reads version {VERSION}: server and client need the "
+            "same release of Discreet"
+        )
+    if unknown := items.keys() - {"version", REQUEST}:
+        raise MalformedMessage(f"the train request holds {', '.join(sorted(unknown))}, which this client does not know")
+    return read_canonical(TrainRequest, items.get(REQUEST), "the train request")
+
+
+def read_canonical(kind: type[Record], text: object, what: str) -> Record:
+    """The record of a text that `write_json` wrote. In another text a key may be missing, or be there twice.
+
+    Raises:
+      MalformedMessage: the text is not canonical, or the record has a wrong value.
+    """
+    if not isinstance(text, str):
+        raise MalformedMessage(f"{what} is no text")
+    try:
+        record = read_json(kind, text)
+    except ConfigError as error:
+        raise MalformedMessage(f"{what} can't be followed: {error}") from error
+    if write_json(record) != text:
+        raise MalformedMessage(f"{what} must hold every setting once, as this release of Discreet writes it")
+    return record
+
+
+def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
+    """What a client was sent: a request that is not read yet, and the parameters, (num_params,).
+
+    Raises:
+      MalformedMessage: a part is missing or of the wrong kind.
+    """
+    # Not content.config_records and its like: they would tie the message into a cycle, and keep its arrays for long.
+    record, arrays = content.get(REQUEST), content.get(PARAMETERS)
+    if not isinstance(record, ConfigRecord) or not isinstance(arrays, ArrayRecord) or PARAMETERS not in arrays:
+        raise MalformedMessage("the message holds no train request and parameters of Discreet")
+    return record, floats_of(arrays[PARAMETERS], PARAMETERS)
+
+
+def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
+    """`read_content`, read: the parameters as float32.
+
+    Raises:
+      MalformedMessage: as `read_content` and `request_of`.
+    """
+    record, params = read_content(content)
+    return request_of(record), torch.from_numpy(np.array(params, dtype=np.float32))
+
+
+def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
+    """What a reply says beside the update."""
+    spent = {name: getattr(reply, name) for name in EPSILONS}
+    return {"round": reply.round, "below": int(reply.below), **spent}
+
+
+def encode_arrays(arrays: Sequence[Floats], numbers: Mapping[str, int | float]) -> RecordDict:
+    """The content of a reply: its update, its answer if there is one, and its numbers."""
+    named = zip((UPDATE, ANSWER), arrays, strict=False)
+    content = {name: ArrayRecord({name: array_of(torch.from_numpy(values))}) for name, values in named}
+    return RecordDict({**content, REPLY: MetricRecord(dict(numbers))})
+
+
+def encode_reply(reply: TrainReply) -> RecordDict:
+    """The content of a reply."""
+    arrays = [vector.detach().cpu().numpy() for vector in (reply.update, reply.answer) if vector is not None]
+    return encode_arrays(arrays, reply_numbers(reply))
+
+
+def array_of(vector: Tensor) -> Array:
+    """A vector (n,) as float32, byte for byte what `Array` makes of it, in one copy; `Array` itself takes three."""
+    values = np.ascontiguousarray(vector.detach().cpu().numpy(), dtype=np.float32)
+    return Array(str(values.dtype), values.shape, SType.NUMPY, b"".join((_header(len(values)), values.data)))
+
+
+@lru_cache(maxsize=16)
+def _header(count: int) -> bytes:
+    """What stands before `count` float32 values in NumPy's format."""
+    header = io.BytesIO()
+    kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
+    np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": (count,)})
+    return header.getvalue()
+
+
+def floats_of(array: Array, name: str) -> Floats:
+    """An array (n,) of any float dtype. The header is checked before memory is taken for what it announces."""
+    values = shaped_floats_of(array, name)
+    if values.ndim != 1:
+        raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {values.dtype} of {values.shape}")
+    return values
+
+
+def shaped_floats_of(array: Array, name: str) -> Floats:
+    """An array of any shape and any float dtype; otherwise as `floats_of`. Not to be written to: its memory is that of
+    the message."""
+    shape, by_columns, dtype, start = header_of(array, name)
+    if dtype not in (np.float16, np.float32, np.float64):
+        raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {dtype} of {shape}")
+    try:
+        values: Floats = np.frombuffer(array.data, dtype=dtype, offset=start)
+    except ValueError as error:
+        raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
+    if len(values) != math.prod(shape):
+        raise MalformedMessage(f"the array {name} announces {math.prod(shape)} values and holds {len(values)}")
+    return values.reshape(shape, order="F" if by_columns else "C")
+
+
+def header_of(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """What the header of an array in NumPy's format announces, whatever the message says of it: the shape, whether it
+    lies by columns, the dtype, and where the values start."""
+    file = io.BytesIO(array.data)
+    try:
+        shape, by_columns, dtype = HEADERS[np.lib.format.read_magic(file)](file)
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+        raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
+    if any(length < 0 for length in shape):
+        raise MalformedMessage(f"the array {name} announces the shape {shape}")
+    return shape, by_columns, dtype, file.tell()

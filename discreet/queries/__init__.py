@@ -1,0 +1,1 @@
+"""Questions to clients beside training: metrics and statistics, and how their noised sums are read."""

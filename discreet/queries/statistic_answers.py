@@ -1,0 +1,183 @@
+"""Statistics of clients' data: a client's block of each, and the numbers that are read from the noised mean of all
+clients' blocks. All are those of the mean over clients, each with the same weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from discreet.data.examples import TaskShape
+from discreet.data.normalising import Normaliser
+from discreet.data.targets import LABELS
+from discreet.per_example.objective import PADDING
+from discreet.queries.answers import Block, Estimate, NoisedBlock, bins_of, quantile, root_of, shares_of
+
+VALUE_BINS = 40  # of a column's public range, for its quantiles
+QUARTILES = (0.25, 0.5, 0.75)
+LEAST_DEVIATION = 0.01  # of a column, over half of its range: what does not vary at all is not blown up
+
+Row = dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """The public facts of the data that statistics are about.
+
+    The columns of inputs (n, k) are their k numbers; of images (n, channels, height, width) they are the channels, in
+    which each pixel counts as a value.
+
+    Attributes:
+      task: what an example is.
+      low, high: the range of all inputs; a value outside counts as the nearer end.
+      most_examples: a client with more examples counts as one with so many.
+
+    Raises:
+      ValueError: there are no columns of numbers.
+    """
+
+    task: TaskShape
+    low: float
+    high: float
+    most_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.task.num_tokens or len(self.task.input_shape) not in (1, 3):
+            raise ValueError(f"statistics are of columns or of images, not of inputs {self.task.input_shape} of text")
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of the inputs."""
+        return self.task.input_shape[0]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [f"column {number}" for number in range(1, self.columns + 1)]
+
+    def centred(self, inputs: Tensor) -> Tensor:
+        """Inputs (n, ...) as rows (m, columns) float64 in -1..1, which is low..high; NaN is the middle."""
+        rows = inputs.double().movedim(1, -1).reshape(-1, self.columns)
+        share = (rows - self.low) / (self.high - self.low)
+        return (share.clamp(0, 1) * 2 - 1).nan_to_num(0.0)
+
+
+def statistic_blocks(names: Sequence[str], shape: DataShape) -> tuple[Block, ...]:
+    """The blocks that statistics are read from, in their order."""
+    return tuple(_STATISTICS[name](shape) for name in names)
+
+
+def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> Normaliser:
+    """The normaliser by means and deviations that were read: a variance that is smaller than its standard error, or
+    than that of a hundredth of half the range, counts as that large."""
+    least = (LEAST_DEVIATION * (shape.high - shape.low) / 2) ** 2
+    variances = [max(one.value, one.standard_error, least) for one in found["variance"].values()]
+    means = tuple(one.value for one in found["mean"].values())
+    return Normaliser(means, tuple(math.sqrt(variance) for variance in variances))
+
+
+def _moments(shape: DataShape) -> Block:
+    """Of each column u in -1..1 the mean of u, then of each the mean of 2 u^2 - 1: all of them in -1..1."""
+    count, middle, half = shape.columns, (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
+
+    def answer(inputs: Tensor, targets: Tensor) -> Tensor:
+        rows = shape.centred(inputs)
+        return torch.cat([rows.mean(dim=0), (2 * rows.square() - 1).mean(dim=0)])
+
+    def variance(part: NoisedBlock, place: int) -> Estimate:
+        def read(mean: Tensor) -> Tensor:
+            spread: Tensor = (mean[count + place] + 1) / 2 - mean[place].square()
+            return spread * half**2
+
+        return part.estimate(read, 0.0, half**2)
+
+    def read(part: NoisedBlock) -> dict[str, Row]:
+        means = [part.number(place, shape.low, shape.high, zero=middle, unit=half) for place in range(count)]
+        variances = [variance(part, place) for place in range(count)]
+        rows = {"mean": means, "variance": variances, "deviation": [root_of(one) for one in variances]}
+        return {what: dict(zip(shape.names, row, strict=True)) for what, row in rows.items()}
+
+    return Block("moments", 2 * count, math.sqrt(2 * count), 2 * count, answer, read)
+
+
+def _quantiles(shape: DataShape) -> Block:
+    """Of each column the shares of its values in equally wide bins of the range."""
+    edges = torch.linspace(shape.low, shape.high, VALUE_BINS + 1, dtype=torch.float64)
+    bound = math.sqrt(shape.columns)
+
+    def answer(inputs: Tensor, targets: Tensor) -> Tensor:
+        return shares_of(bins_of(shape.centred(inputs), -1.0, 1.0, VALUE_BINS), VALUE_BINS)
+
+    def read(part: NoisedBlock) -> dict[str, Row]:
+        """Each column's shares are a histogram of their own, which sums to at most 1."""
+        block = replace(part.block, bound=1.0, l1_bound=1.0)
+        histograms = [replace(part, block=block, mean=mean) for mean in part.mean.reshape(-1, VALUE_BINS)]
+        columns = list(zip(shape.names, histograms, strict=True))
+        return {f"quantile {at:g}": {name: quantile(one, at, edges) for name, one in columns} for at in QUARTILES}
+
+    return Block("quantiles", shape.columns * VALUE_BINS, bound, bound**2, answer, read, shares=True)
+
+
+def _targets(shape: DataShape) -> Block:
+    """The means of labels, less 1/2, or of numbers in -1..1. Of classes see `_classes`."""
+    target = shape.task.target
+    if not target.names:
+        return _classes(shape.task.num_classes)
+    width, (middle, largest) = len(target.names), (0.5, 0.5) if target.kind == LABELS else (0.0, 1.0)
+    bound = largest * math.sqrt(width)
+
+    def answer(_: Tensor, targets: Tensor) -> Tensor:
+        return (targets.double() - middle).nan_to_num(0.0).clamp(-largest, largest).mean(dim=0)
+
+    def read(part: NoisedBlock) -> dict[str, Row]:
+        if target.kind == LABELS:
+            return {"share": {name: part.number(at, 0.0, 1.0, zero=0.5) for at, name in enumerate(target.names)}}
+        ranges = enumerate(zip(target.names, target.low, target.high, strict=True))
+        return {
+            "target mean": {
+                name: part.number(place, low, high, zero=(high + low) / 2, unit=(high - low) / 2)
+                for place, (name, low, high) in ranges
+            }
+        }
+
+    return Block("targets", width, bound, bound * math.sqrt(width), answer, read)
+
+
+def _classes(count: int) -> Block:
+    """The share of examples of each class; of sequences, the mean over examples of the shares of their own positions,
+    zeros for one of padding alone."""
+
+    def answer(_: Tensor, targets: Tensor) -> Tensor:
+        rows = targets.reshape(len(targets), -1)
+        counts = (functional.one_hot(rows.clamp(min=0), count) * (rows != PADDING).unsqueeze(2)).sum(dim=1).double()
+        return (counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).mean(dim=0)
+
+    def read(part: NoisedBlock) -> dict[str, Row]:
+        return {"share": {f"class {place}": part.number(place, 0.0, 1.0, zero=0.0) for place in range(count)}}
+
+    return Block("targets", count, 1.0, 1.0, answer, read, shares=True)
+
+
+def _examples(shape: DataShape) -> Block:
+    """The number of examples that a client has, of at most so many, less half of that."""
+    most = shape.most_examples
+
+    def answer(_: Tensor, targets: Tensor) -> Tensor:
+        return torch.tensor([min(len(targets), most) - most / 2], dtype=torch.float64)
+
+    def read(part: NoisedBlock) -> dict[str, Row]:
+        return {"examples": {"a client": part.number(0, 0.0, most, zero=most / 2)}}
+
+    return Block("examples", 1, most / 2, most / 2, answer, read)
+
+
+_STATISTICS: Mapping[str, Callable[[DataShape], Block]] = {
+    "moments": _moments,
+    "quantiles": _quantiles,
+    "targets": _targets,
+    "examples": _examples,
+}

@@ -1,0 +1,1 @@
+"""A run at the server: plan, rounds, state, optimizer, run folder, stopping."""

@@ -1,0 +1,197 @@
+"""The best of a random number of trials: what the choice costs, and the run that was chosen.
+
+Each file of the chosen run states the cost of the choice, not that of a trial.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from discreet.accounting.accounting import epsilon_spent
+from discreet.accounting.events import RDP
+from discreet.ledger.budget import BudgetSpent
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.mechanisms.mechanism import releases_of, terms_of
+from discreet.privacy.selection import TrialCount, selection_event
+from discreet.server.deciding_settings import deciding_settings
+from discreet.server.guarantees import mechanisms_of, resolve_noise, server_mechanism
+from discreet.server.population_account import PopulationAccount
+from discreet.server.privacy_statement import privacy_facts
+from discreet.server.run_folder import RunFolder, replace_file
+from discreet.server.state import Outcome
+from discreet.settings.privacy import PLANNED, USER
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+SELECTION_FILE = "selection.json"
+ACCOUNTANT = RDP  # the only one that knows the choice among trials
+
+
+@dataclass(frozen=True)
+class SelectionCost:
+    """Epsilons at `delta` by RDP: of one trial of the dearest candidate, and of the whole choice, which is `event`."""
+
+    delta: float
+    one_trial: float
+    selection: float
+    event: DpEvent
+
+
+def model_row(
+    privacy: Mapping[str, Any] | None, rows: Sequence[Mapping[str, float | None]]
+) -> Mapping[str, float | None]:
+    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run was lost.
+
+    Empty if the model is the untrained one. `privacy` is privacy.json, or None while the run goes on.
+    """
+    number = (privacy or {}).get("model_round", rows[-1]["round"] if rows else 0)
+    return next((row for row in rows if row["round"] == number), {})
+
+
+def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
+    """What a choice among trials that draw one of these configurations costs if every trial runs all of its rounds.
+
+    `repeated`: the most rounds that a trial did a second time because it was interrupted.
+
+    Raises:
+      ConfigError: a configuration gives a guarantee other than the user-level one, none at all, or no noise; their
+        deltas differ; or none of them costs most at every Renyi order.
+    """
+    for config in configs:
+        _check(config)
+    deltas = {config.privacy.delta for config in configs}
+    if len(deltas) > 1:
+        raise ConfigError("privacy.delta must be the same for every candidate")
+    delta, spent = deltas.pop(), list({_planned(config, repeated) for config in configs})
+    one = max(epsilon_spent(entries, delta=delta, accountant=ACCOUNTANT) for entries in spent)
+    try:
+        event = selection_event(spent, trials=trials)
+        return SelectionCost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=ACCOUNTANT), event)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def require_room(trials: Sequence[RunConfig]) -> None:
+    """That the population's account, if trials charge one, has room for all rounds of all of these trials.
+
+    A trial that ends early because others came before it is not the one whose repetitions Papernot and Steinke price.
+
+    Raises:
+      ConfigError: it has not, or the trials do not charge the same account.
+    """
+    resolved = [resolve_noise(config) for config in trials]
+    if len({config.privacy.user.account for config in resolved}) > 1:
+        raise ConfigError("privacy.user.account must be the same for every candidate")
+    charges = [Charge(0, USER, "", event, count) for config in resolved for event, count in _planned(config, 0)]
+    for account in map(PopulationAccount.of, resolved):
+        try:
+            if account is not None:
+                account.require_room(charges)
+        except BudgetSpent as error:
+            raise ConfigError(
+                f"privacy.user.account has no room for all trials that were drawn: with all of them {error}"
+            ) from error
+
+
+def require_whole(trials: Sequence[RunFolder]) -> None:
+    """Raises ConfigError if a trial was ended by the population's account: then none may be published."""
+    for files in trials:
+        said = json.loads((files.path / "privacy.json").read_text())
+        ended = said["stopped"] is not None and said["model_round"] == said["rounds"]  # and did not run away
+        if ended and files.read_config().privacy.user.account is not None:
+            raise ConfigError(
+                "privacy.user.account has no room for all trials, and one ended early: nothing is published. What they "
+                "have spent is charged there"
+            )
+
+
+def _check(config: RunConfig) -> None:
+    mechanisms = mechanisms_of(config)
+    if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:
+        raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
+    if len(mechanisms) > 1:
+        raise ConfigError(
+            "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
+            "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
+        )
+    if config.output_dir is not None or config.resume:
+        raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
+
+
+def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
+    mechanism = server_mechanism(resolve_noise(config))
+    assert mechanism is not None
+    noise_multiplier = terms_of(mechanism).noise_multiplier
+    assert noise_multiplier is not None
+    planned = releases_of(mechanism, noise_multiplier, config.rounds)
+    # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
+    rates = config.evaluation.private and config.evaluation.cohort == "same"
+    again = mechanism.event(noise_multiplier, rates=rates, sizes=PLANNED)
+    return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
+
+
+def publish(chosen: Path, output: Path, *, trials: TrialCount, cost: SelectionCost) -> Path:
+    """Copies the chosen run to OUTPUT/chosen, where every file states what the choice has cost."""
+    path, unfinished = output / "chosen", output / "unfinished"
+    facts: Mapping[str, object] = {
+        "distribution": trials.distribution,
+        "mean": trials.mean,
+        "delta": cost.delta,
+        "epsilon_of_one_trial": cost.one_trial,
+        "epsilon": cost.selection,
+        "accountant": ACCOUNTANT,
+        "covers": "the chosen run and that it was chosen",
+        "not_covered": ["the number of trials", "the other trials", "how long they took"],
+    }
+    if not path.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(chosen, unfinished)
+        _state_choice(RunFolder(unfinished), cost, facts, named=path)
+        unfinished.rename(path)
+    DurableLedger(RunFolder(path).ledger_path).adopt()  # it was moved
+    return path
+
+
+def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, object], *, named: Path) -> None:
+    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was chosen.
+
+    The ledger holds one row, the choice. Every round of metrics.csv costs as much as the last one, because whichever
+    round is released, it was chosen by what came after the last one.
+
+    Raises:
+      ConfigError: the trial has not done a round.
+    """
+    config, checkpoint = files.read_config(), files.load_checkpoint()
+    if checkpoint is None:
+        raise ConfigError(f"{files.path} holds no round: there is nothing to publish")
+    config = replace(config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT))
+    for path in files.path.glob(f"{files.ledger_path.name}*"):
+        path.unlink()
+    ledger = DurableLedger.create(files.ledger_path, facts=deciding_settings(config))
+    ledger.charge([Charge(checkpoint.round, USER, "", cost.event)])
+    files.save_checkpoint(checkpoint)
+    if (best := files.load_checkpoint(best=True)) is not None:
+        files.save_checkpoint(best, best=True)
+    files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
+    files.write_config(config)
+    before = json.loads((files.path / "privacy.json").read_text())
+    lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
+    outcome = Outcome(checkpoint, before["stopped"], lost)
+    # Without the population's account: its total would tell the number of trials.
+    files.write_privacy({**privacy_facts(config, ledger, outcome), "selection": facts})
+    model = files.path / "model.safetensors"
+    with safe_open(model, framework="pt") as file:
+        metadata = file.metadata()
+    files.write_model(load_file(model), metadata={**metadata, "selection": json.dumps(facts)})
+    replace_file(files.path / SELECTION_FILE, (json.dumps(facts, indent=2) + "\n").encode())

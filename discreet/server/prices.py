@@ -1,0 +1,119 @@
+"""Epsilon, noise or rounds from the other two, for ways of sampling side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
+
+from discreet.accounting.accounting import pure_epsilon
+from discreet.accounting.calibration import noise_multiplier_for_epsilon, rounds_within
+from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.settings.privacy import SecureConfig
+
+if TYPE_CHECKING:
+    from discreet.privacy.secure_grid import SecureSum
+
+PURE = "pure"  # epsilon at delta 0, which adds up
+
+
+@dataclass(frozen=True)
+class Price:
+    """A way to sample, with its adjacency, an accountant for it, and the event of a round by its noise multiplier."""
+
+    sampling: str
+    adjacency: str
+    accountant: str
+    event: Callable[[float], DpEvent]
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        """The epsilon of so many rounds."""
+        spent = PrivacyLedger().record(self.event(noise), rounds)
+        return pure_epsilon(spent.entries) if self.accountant == PURE else spent.epsilon(delta, self.accountant)
+
+    def noise(self, epsilon: float, rounds: int, delta: float) -> float:
+        """The noise multiplier with which so many rounds cost epsilon. Raises ValueError if there is none."""
+        if self.accountant == PURE:
+            return rounds / epsilon
+        return noise_multiplier_for_epsilon(
+            epsilon, make_event=self.event, count=rounds, delta=delta, accountant=self.accountant
+        )
+
+    def rounds(self, noise: float, epsilon: float, delta: float) -> int:
+        """The number of rounds that fit in epsilon. Raises ValueError if it has no end."""
+        if self.accountant == PURE:
+            return int(epsilon * noise * (1 + 1e-12))
+        return rounds_within(epsilon, event=self.event(noise), delta=delta, accountant=self.accountant)
+
+
+def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price]:
+    """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size.
+
+    Raises:
+      ValueError: a cohort of none, or of more than there are.
+    """
+    if not 0 < cohort <= population:
+        raise ValueError(f"--cohort must be within [1, --population = {population}] (got {cohort})")
+
+    def poisson(noise: float) -> DpEvent:
+        return poisson_round_event(cohort / population, noise_multiplier=noise)
+
+    def fixed(noise: float) -> DpEvent:
+        return fixed_size_round_event(cohort, population_size=population, noise_multiplier=noise)
+
+    return [
+        Price("poisson", adjacency, PLD, poisson),
+        Price("poisson", adjacency, RDP, poisson),
+        Price("fixed size", "replace one", RDP, fixed),
+        Price("everyone", adjacency, PLD, GaussianDpEvent),
+    ]
+
+
+LOCAL_PRICES = [
+    Price("gaussian, L2", "replace", PLD, GaussianDpEvent),
+    Price("laplace, L1", "replace", PLD, LaplaceDpEvent),
+    Price("laplace, L1", "replace", PURE, LaplaceDpEvent),
+]
+
+
+def secure_prices(event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one") -> list[Price]:
+    """Secure aggregation, whose sum has an event, and beside it a server that is trusted to add the same noise."""
+    return [
+        Price("secure aggregation", "zero-out", RDP, event),
+        Price("everyone, noise at the server", adjacency, RDP, GaussianDpEvent),
+        Price("everyone, noise at the server", adjacency, PLD, GaussianDpEvent),
+    ]
+
+
+def masked_sum(
+    clients: int, secure: SecureConfig, noise_multiplier: float, parameters: int, examples: int | None = None
+) -> SecureSum:
+    """The secure sum of a round, or at example level of a step in which each client has at most so many `examples`.
+
+    The noise is that on the sum over the clip norm.
+
+    >>> masked_sum(10, SecureConfig(dropouts=2, colluding=1), 4.0, 1_000_000).bits
+    24
+    """
+    # Imported here: it imports PyTorch, which takes twice as long as all else.
+    from discreet.privacy.secure_grid import SecureCohort, example_secure_sum, secure_sum
+
+    cohort = SecureCohort(clients, secure.summands(clients))
+    if examples is None:
+        return secure_sum(parameters, cohort, noise_multiplier=noise_multiplier)
+    return example_secure_sum(parameters, cohort, noise_multiplier=noise_multiplier, largest_sum=examples)
+
+
+def masked_lines(found: SecureSum, clients: int, secure: SecureConfig) -> list[str]:
+    """The noise that a client adds and the bytes that it sends, in words."""
+    return [
+        f"each of {clients} clients adds a discrete Gaussian of standard deviation "
+        f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of {found.clip_steps} steps); "
+        f"that of {found.summands} is accounted",
+        f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client and round; "
+        f"{secure.threshold_of(clients)} nodes must agree to open a sum",
+    ]

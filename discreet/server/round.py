@@ -1,0 +1,134 @@
+"""One round of DP-FedAvg with an adaptive clip norm: the algorithm, pure.
+
+Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from discreet.accounting.noise_ratio import noise_ratio
+from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
+from discreet.mechanisms.sums import Replies, Round, ServerRelease
+from discreet.privacy.randomness import RandomSource
+from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
+from discreet.queries.query import Sums
+from discreet.server import server_optimizer
+from discreet.server.server_optimizer import ServerOptimizer
+from discreet.server.state import State
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclass(frozen=True)
+class CohortSampling:
+    """How a cohort is drawn.
+
+    Attributes:
+      kind: `poisson`: each member with `probability`, independently; `fixed`: that share of `population_size` places
+        without replacement, of which only the connected ones can be asked; `everyone`.
+      probability: of the Poisson cohort.
+      population_size: a public constant.
+    """
+
+    kind: str
+    probability: float
+    population_size: int
+
+    def draw(self, members: Sequence[int], source: RandomSource) -> list[int]:
+        """A round's cohort of the connected members; may be empty.
+
+        Raises:
+          ValueError: more members than `population_size`: what is accounted would not be what runs.
+        """
+        if len(members) > self.population_size:
+            raise ValueError(
+                f"sampling.population_size={self.population_size}, but {len(members)} clients are connected: delta, "
+                "the denominator and the account are those of the declared population"
+            )
+        if self.kind == "everyone":
+            return list(members)
+        if self.kind == "poisson":
+            return poisson_cohort(members, self.probability, source)
+        # Absent clients are drawn too and then missed: each one's chance stays cohort_size / population_size.
+        places = range(self.population_size)
+        chosen = fixed_size_cohort(places, round(self.probability * self.population_size), source)
+        return [members[place] for place in chosen if place < len(members)]
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """A round's public constants. `release`: the server's part of the mechanism that protects it. `answers`: how the
+    answers to a query are released; None in rounds that ask for none."""
+
+    expected_cohort: float
+    optimizer: ServerOptimizer
+    release: ServerRelease
+    answers: AnswerNoise | NoisedByClients | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
+            raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
+
+    def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
+        """What the release of the round after `state` needs."""
+        answers = sum_for(self.answers) if self.answers else None
+        return Round(state.round, state.params.numel(), state.clip_norm, self.expected_cohort, source, charge, answers)
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """What may be said of a round.
+
+    Attributes:
+      clip_norm: the norm that clipped this round.
+      fraction_below: the noised fraction of update norms at or below it; None without an adaptive clip norm.
+      replies: how many updates were added up. Who takes part is not covered by the guarantee.
+      answers: the noised sum of the answers to a query; None in a round without one.
+    """
+
+    clip_norm: float
+    fraction_below: float | None
+    replies: int
+    answers: Sums | None = None
+
+
+def dp_fedavg_round(
+    state: State,
+    replies: Replies,
+    settings: RoundSettings,
+    *,
+    source: RandomSource,
+    charge: Callable[[DpEvent], None],
+) -> tuple[State, RoundMetrics]:
+    """Releases what one cohort has sent, and applies it.
+
+    Args:
+      replies: consumed as they come, each update clipped here unless it is a part of this very sum. May be empty: then
+        the round releases noise alone. Under secure aggregation the one sum that nobody has read.
+      source: of the noise.
+      charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
+
+    Raises:
+      RoundAbandoned: too few clients are left to open a sum. It is charged all the same.
+    """
+    released = settings.release.release(replies, settings.of_round(state, source, charge))
+    # The server's optimizer sees no more than the noised mean.
+    change = (released.total / settings.expected_cohort).to(state.params.dtype)
+    after = server_optimizer.apply(settings.optimizer, state, change, noise_energy=_noise_energy(state, settings))
+    metrics = RoundMetrics(state.clip_norm, released.fraction_below, released.replies, released.answers)
+    return replace(after, clip_norm=released.clip_norm), metrics
+
+
+def _noise_energy(state: State, settings: RoundSettings) -> float:
+    """The expected squared norm of a round's noise, on the average."""
+    release = settings.release
+    if release.sum_noise == 0:
+        return 0.0
+    size, cohort = state.params.numel(), settings.expected_cohort
+    ratio = noise_ratio(release.sum_noise, num_params=size, expected_cohort=cohort)
+    return (release.norm(state.clip_norm) * ratio) ** 2

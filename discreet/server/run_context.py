@@ -1,0 +1,162 @@
+"""The context of a run, from its opened folder to its last file, whatever clients it asks."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from torch import Tensor
+
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.mechanisms.mechanism import terms_of
+from discreet.privacy.randomness import RandomSource, source_of
+from discreet.server.guarantees import guarantees_of, mechanisms_of, server_mechanism
+from discreet.server.noise_outlook import noise_outlook
+from discreet.server.population_account import PopulationAccount
+from discreet.server.privacy_statement import epsilon_lines, privacy_facts
+from discreet.server.run_folder import ASKED, RunFolder, change_state, check_output, note_interruption, only_writer
+from discreet.server.state import Outcome, State, initial_state
+from discreet.settings.privacy import LOCAL, USER
+from discreet.settings.run_config import RunConfig
+
+logger = logging.getLogger("discreet")
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """A run whose folder is held, with its configuration resolved and its ledger open.
+
+    Attributes:
+      state: the run starts from it, or goes on.
+      source: of cohorts and noise.
+      account: of the population, which the ledger charges before itself.
+      says: how a message calls the settings that it names.
+    """
+
+    config: RunConfig
+    folder: RunFolder
+    ledger: DurableLedger
+    state: State
+    source: RandomSource
+    account: PopulationAccount | None = None
+    says: Callable[[str], str] = str
+
+
+def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
+    """Opens the folder of a new run, or of one that goes on.
+
+    Args:
+      config: resolved.
+      asked: the same as it was asked for, with a target in place of the noise that it chose.
+      params: what a new run starts from, (num_params,).
+      simulated: whether virtual clients keep their ledger in the folder.
+      held: holds the folder for this process alone.
+
+    Raises:
+      ConfigError: the folder holds a run already, or none to go on with, or can't be used.
+      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
+    """
+    folder, account = check_output(config), PopulationAccount.of(config)
+    if account is not None:
+        account.check()
+    held.enter_context(only_writer(folder.path))
+    if config.resume:
+        folder.check_ledgers(config, simulated=simulated)
+    else:
+        folder.create_ledgers(config, simulated=simulated)
+    ledger = folder.ledger(config)
+    if account is not None:
+        account.join(ledger, folder)
+    checkpoint = _start_from(folder, params, config)
+    folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
+    if not config.resume:
+        folder.write_config(asked, name=ASKED)
+    source = source_of(config.seed)
+    _announce(config, folder, num_params=checkpoint.params.numel())
+    return RunContext(config, folder, ledger, checkpoint, source, account)
+
+
+def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> State:
+    checkpoint = folder.load_checkpoint() if config.resume else None
+    if checkpoint is None:
+        checkpoint = initial_state(params, clip_norm=first_clip_norm(config))
+    if config.resume:
+        # The rows of rounds that are done again.
+        folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
+        logger.info("resumed after round %d", checkpoint.round)
+    return checkpoint
+
+
+def first_clip_norm(config: RunConfig) -> float:
+    """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
+    return config.privacy.user.clip.norm if USER in mechanisms_of(config) else math.inf
+
+
+def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
+    if config.seed is not None:
+        logger.warning(
+            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", config.seed
+        )
+    for line in guarantee_lines(config):
+        logger.info("%s", line)
+    if server_mechanism(config) is not None:
+        outlook = noise_outlook(config, num_params=num_params)
+        logger.log(logging.WARNING if outlook.loud else logging.INFO, "%s", outlook)
+    off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
+    logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
+    logger.info("run folder: %s", folder.path)
+
+
+def guarantee_lines(config: RunConfig) -> Iterator[str]:
+    """What is on of the guarantees, with its noise or its target."""
+    privacy = config.privacy
+    for name, mechanism in mechanisms_of(config).items():
+        terms, kind = terms_of(mechanism), f" ({privacy.local.kind})" if name == LOCAL else ""
+        noise = f"noise for a target epsilon of {terms.target:g}" if terms.target is not None else ""
+        if terms.noise_multiplier is not None:
+            noise = f"noise multiplier {terms.noise_multiplier:.4g}"
+        accountant = "" if mechanism.reported else f"accountant {privacy.accountant}, "
+        budget = "none" if terms.budget is None else f"{terms.budget:g}"
+        yield f"{name}{kind}-level: {noise}, delta {privacy.delta:g}, {accountant}budget epsilon {budget}"
+
+
+def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes the model and privacy.json, which complete the folder."""
+    run.folder.write_model(tensors, metadata=metadata)
+    run.folder.write_privacy(privacy_facts(run.config, run.ledger, outcome, run.account))
+
+
+def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
+    """Writes, last of all, that the run is over, and says what it has spent."""
+    change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
+    if outcome.stopped:
+        logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
+    for line in epsilon_lines(run.config, run.ledger, outcome.checkpoint, run.account):
+        logger.info("%s", line)
+    logger.info("run folder: %s", run.folder.path)
+
+
+@dataclass(frozen=True)
+class Interruptible:
+    """A block that, if it ends by any error, leaves a folder that says so, and says how the run goes on.
+
+    The ledger and the checkpoint are whole at any moment. SystemExit is what Flower makes of SIGTERM and SIGINT.
+    """
+
+    folder: RunFolder
+    goes_on_by: str
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            return
+        asked = isinstance(error, SystemExit | KeyboardInterrupt)
+        reason = "the server was asked to end" if asked else str(error) or type(error).__name__
+        done = note_interruption(self.folder, reason)
+        logger.warning("interrupted after round %d: %s goes on", done, self.goes_on_by)

@@ -1,0 +1,380 @@
+"""The run folder: what a run leaves behind, written by the server as it goes, read by everything after it.
+
+config.yaml          the configuration, resolved
+asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
+ledger.db            what the guarantee that the server accounts has spent (`durable_ledger`)
+clients.db           in a simulation: what the virtual clients have spent by their own accounts
+lock                 held by the one process that writes the run
+status.json          how the run stands: whoever watches can read it at any time
+metrics.csv          a row a round; roc.csv: ROC curves, if clients rate AUC
+checkpoint/          the state after the last whole round, and after the one that was best on the public test set
+privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
+model.safetensors    the parameters, by name
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
+from discreet.ledger.known_ledgers import flush_folder
+from discreet.logs import json_ready
+from discreet.queries.scores import score_columns
+from discreet.server.deciding_settings import deciding_settings
+from discreet.server.guarantees import accounts_itself, mechanisms_of
+from discreet.server.state import State
+from discreet.settings.compose import parse_config
+from discreet.settings.privacy import USER
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import RunConfig, described
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG, ASKED, STATUS, ACCOUNT = "config.yaml", "asked.yaml", "status.json", "account"
+STATES = ("running", "finished", "stopped", "interrupted")
+OVER = ("finished", "stopped")  # the files of the run folder are complete
+TENSORS = ("params", "velocity", "second_moment")  # of a checkpoint; older ones have no second moment
+LOCK_SECONDS = 30.0
+METRICS = (  # after round, loss and the scores of the task
+    *("clip_norm", "fraction_below", "cohort", "replies"),
+    *("epsilon_user", "epsilon_example", "epsilon_local", "seconds"),
+)
+
+logger = logging.getLogger("discreet")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run, and the order in which they are written.
+
+    Every file but the ledger and the metrics is replaced as a whole: written beside its name, flushed to disk, renamed.
+    """
+
+    path: Path
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.path / "ledger.db"
+
+    @property
+    def clients_ledger_path(self) -> Path:
+        return self.path / CLIENTS_LEDGER
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.path / "checkpoint" / "state.safetensors"
+
+    @property
+    def best_path(self) -> Path:
+        """The state after the round that was best on the public test set, or before the first round."""
+        return self.path / "checkpoint" / "best.safetensors"
+
+    @property
+    def arrays_path(self) -> Path:
+        """Of a run of another Flower app: the arrays that are not learned, and what it started from."""
+        return self.path / "checkpoint" / "arrays.safetensors"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.csv"
+
+    def ledger(self, config: RunConfig) -> DurableLedger:
+        """The server's ledger of a resolved configuration; LedgerError if it is missing or has other settings."""
+        return DurableLedger(self.ledger_path, facts=deciding_settings(config))
+
+    def create_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+        """Makes the ledgers of a new run: the server's, and that of virtual clients if they account for themselves.
+        Raises LedgerError if there are some already.
+        """
+        DurableLedger.create(self.ledger_path, facts=deciding_settings(config))
+        if simulated and accounts_itself(config):
+            DurableLedger.create(self.clients_ledger_path)
+
+    def check_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+        """Looks whether what was spent is all there, before a run is resumed.
+
+        Raises:
+          LedgerError: a ledger is missing, damaged, made under other privacy settings, of another run, or older than
+            what it has to hold: the checkpoint, the rounds in metrics.csv, and what this machine has charged to it.
+        """
+        ledgers = [self.ledger(config)]
+        if simulated and accounts_itself(config):
+            ledgers.append(DurableLedger(self.clients_ledger_path))
+        marks = self.marks() if self.checkpoint_path.exists() else None
+        for ledger in ledgers:
+            ledger.check()
+            mark = None if marks is None else marks.get(ledger.path.name)
+            if marks is not None and (mark is None or not ledger.contains(mark)):
+                raise LedgerError(
+                    f"{ledger.path} is older than the checkpoint beside it, or of another run: put back its own ledger"
+                )
+        done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
+        charged = ledgers[0].spent(USER).num_releases
+        if USER in mechanisms_of(config) and charged < done:
+            raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
+
+    def marks(self) -> dict[str, Mark]:
+        """How far each ledger had come at the last checkpoint."""
+        return {name: Mark(*mark) for name, mark in _checkpoint_facts(self.checkpoint_path, "ledgers").items()}
+
+    def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
+        """`config.yaml`, or `asked.yaml` by its name."""
+        replace_file(self.path / name, OmegaConf.to_yaml(described(config)).encode())
+
+    def read_config(self, *, name: str = CONFIG) -> RunConfig:
+        """The configuration that the run was started with. Raises ConfigError if there is none, or it can't be read."""
+        path = self.path / name
+        if not path.exists():
+            raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
+        try:
+            settings = OmegaConf.create(path.read_text())
+            if not isinstance(settings, DictConfig):
+                raise ConfigError("it holds no settings")
+            for gone in ("tracking", "tracking_uri"):
+                settings.pop(gone, None)  # of an earlier version
+            return parse_config(settings)
+        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+
+    def save_checkpoint(self, state: State, *, best: bool = False, account: Mark | None = None) -> None:
+        """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
+        path = self.best_path if best else self.checkpoint_path
+        numbers = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        tensors = {name: numbers.pop(name) for name in TENSORS}
+        ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
+        reached = {each.name: DurableLedger(each).mark() for each in ledgers} | ({ACCOUNT: account} if account else {})
+        marks = {name: dataclasses.astuple(mark) for name, mark in reached.items()}
+        path.parent.mkdir(exist_ok=True)
+        save = import_module("safetensors.torch").save
+        replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(marks)}))
+
+    def load_checkpoint(self, *, best: bool = False) -> State | None:
+        """The last checkpoint, None before the first round is done; or the best one, None before a run has started.
+
+        Raises:
+          LedgerError: the file is damaged.
+        """
+        path = self.best_path if best else self.checkpoint_path
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in TENSORS if name in file.keys()}  # noqa: SIM118
+            return State(**tensors, **_checkpoint_facts(path, "state"))
+        except (SafetensorError, TypeError) as error:
+            raise LedgerError(f"{path} is damaged: {error}") from error
+
+    def append_metrics(self, row: Mapping[str, object]) -> None:
+        """Adds a round's row to `metrics.csv` and flushes it."""
+        with self.metrics_path.open("a", newline="") as file:
+            file.write(_table([row], header=file.tell() == 0))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, float | None]]:
+        """The rows of `metrics.csv`; None if a round has no such number. A last line that was cut off is left out.
+
+        Raises:
+          ConfigError: what is there are not rows of numbers.
+        """
+        if not self.metrics_path.exists():
+            return []
+        try:
+            with self.metrics_path.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            if rows and None in rows[-1].values():
+                rows.pop()
+            numbers = [{name: float(value) if value else None for name, value in row.items()} for row in rows]
+            if any(None in row.values() for row in rows) or any(row.get("round") is None for row in numbers):
+                raise ValueError("a row is cut or has no round")
+            return numbers
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ConfigError(f"{self.metrics_path} is damaged: {error}") from error
+
+    def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replaces the rows of `metrics.csv`."""
+        replace_file(self.metrics_path, _table(rows, header=True).encode())
+
+    def write_privacy(self, facts: Mapping[str, Any]) -> None:
+        """`privacy.json`. Infinity is written as the string "inf", which every JSON reader takes."""
+        replace_file(self.path / "privacy.json", (json.dumps(json_ready(facts), indent=2) + "\n").encode())
+
+    def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
+        """`model.safetensors`, with what is needed to build the model again."""
+        save = import_module("safetensors.torch").save  # with torch: who only reads a run starts without it
+        replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
+
+
+def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts: dict[str, Any] = json.loads(file.metadata()[name])
+            return facts
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise LedgerError(f"{path} is damaged: {error}") from error
+
+
+def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:
+    """The configuration with an absolute run folder, named by the time if none is given."""
+    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
+    path = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
+    return replace(config, output_dir=str(path))
+
+
+def check_output(config: RunConfig) -> RunFolder:
+    """The run folder of a configuration, with an absolute path. It is not made. Raises ConfigError if `output_dir`
+    holds a run already and `resume` is off, or if there is nothing to resume.
+    """
+    folder = RunFolder(Path(str(with_output_folder(config).output_dir)))
+    there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
+    if config.resume and not there:
+        raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")
+    if there and not config.resume:
+        raise ConfigError(f"output_dir={folder.path} holds a run already: resume=true goes on with it")
+    return folder
+
+
+@contextmanager
+def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]:
+    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its process.
+
+    A server that was thought dead must not write beside the one that took over. A SuperLink that is killed leaves its
+    ServerApp running for a moment, so whoever resumes waits `patience` seconds. Raises ConfigError if another process
+    still holds the folder, or if it can't be made.
+    """
+    lock = FileLock(path / "lock", thread_local=False)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            logger.info("waiting for the process that still writes %s", path)
+            lock.acquire(timeout=patience)
+    except Timeout as error:
+        raise ConfigError(
+            f"output_dir={path} is in use: another process is writing this run. A SuperLink that was killed begins "
+            "what it had accepted when it is back: `flwr list` shows its runs, `flwr stop` ends one"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What is known of a run besides its metrics and its ledger.
+
+    Attributes:
+      state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for
+        `reason`), `interrupted` (the server was asked to end, or could not go on; `reason` says which). A server that
+        was killed leaves `running` behind, with an old `updated`.
+      rounds: how many are planned.
+      nodes: connected when the last cohort was drawn; None before the first one.
+      failures: of clients that were asked, over the whole run, by kind.
+      last_failure, last_failure_round: the latest of them in words.
+      reason: why the run stopped or was interrupted.
+      updated: when this was written, ISO 8601, UTC.
+    """
+
+    state: str
+    rounds: int
+    nodes: int | None = None
+    failures: Mapping[str, int] = field(default_factory=dict)
+    last_failure: str | None = None
+    last_failure_round: int | None = None
+    reason: str | None = None
+    updated: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ValueError(f"state must be one of {', '.join(STATES)} (got {self.state})")
+
+
+def read_status(folder: RunFolder) -> RunStatus | None:
+    """The last status; None if the run has written none yet, or the file is not one."""
+    try:
+        return RunStatus(**json.loads((folder.path / STATUS).read_text()))
+    except (FileNotFoundError, TypeError, ValueError):
+        return None
+
+
+def state_of(folder: RunFolder) -> str:
+    """The state of a run by its status file; empty before there is one."""
+    status = read_status(folder)
+    return status.state if status else ""
+
+
+def write_status(folder: RunFolder, status: RunStatus, *, now: datetime | None = None) -> None:
+    """Replaces the status file as a whole. It is not flushed to disk: nothing is decided by it."""
+    stamped = replace(status, updated=(now or datetime.now(UTC)).isoformat(timespec="seconds"))
+    replace_file(folder.path / STATUS, (json.dumps(dataclasses.asdict(stamped)) + "\n").encode(), flush=False)
+
+
+def change_state(folder: RunFolder, state: str, reason: str | None) -> None:
+    """Replaces the state of a run, and the reason for it."""
+    last = read_status(folder) or RunStatus("running", folder.read_config().rounds)
+    write_status(folder, replace(last, state=state, reason=reason))
+
+
+def note_interruption(folder: RunFolder, reason: str) -> int:
+    """Writes that a run was interrupted, if it counts as running, and gives its last whole round.
+
+    Nobody may be writing the run any more.
+    """
+    done = folder.load_checkpoint()
+    with suppress(OSError):  # the disk may be full; nothing is decided by it
+        if state_of(folder) in ("", "running"):
+            change_state(folder, "interrupted", reason)
+    return done.round if done else 0
+
+
+def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
+    """Replaces a file as a whole; after a crash the old or the new content is there if it was flushed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            if flush:
+                os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)  # a part of it, on a full disk
+    if flush:
+        flush_folder(path.parent)
+
+
+def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
+    text = io.StringIO(newline="")
+    columns = dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *(name for row in rows for name in row)])
+    writer = csv.DictWriter(text, columns)
+    if header:
+        writer.writeheader()
+    writer.writerows({name: _cell(row.get(name)) for name in columns} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)

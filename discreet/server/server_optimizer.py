@@ -1,0 +1,165 @@
+"""The server's optimizer: how the noised mean update of a round moves the parameters.
+
+SGD with momentum, Adam and Yogi, with the formulas of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019 (arXiv
+1909.06335), Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.
+
+Guarantee: none of its own, and it needs none. An optimizer reads the mean update after it was clipped, noised and
+charged, and its own state, which is a function of earlier ones; so what it makes of them is post-processing, and costs
+no privacy whatever its settings are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from discreet.accounting.noise_ratio import signal_share
+from discreet.server.state import State
+from discreet.settings.ranges import LearningRate, Momentum, Positive
+from discreet.settings.rules import ConfigError, section
+from discreet.settings.run_config import ServerConfig
+
+DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given
+
+
+@section("server_optimizer.")
+class ServerSGD:
+    """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to the parameters.
+
+    Attributes:
+      learning_rate: above 0; momentum: within [0, 1).
+      shrink_with_noise: a step is as long as its signal is by estimate, see `noise_ratio.signal_share`.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    learning_rate: LearningRate = 1.0
+    momentum: Momentum = 0.0
+    shrink_with_noise: bool = False
+
+
+@section("server_optimizer.")
+class ServerAdam:
+    """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the bias of the start.
+
+    Attributes:
+      eta: the learning rate, above 0.
+      beta_1, beta_2: how long the first and the second moment remember, within [0, 1).
+      tau: is added to the root of the second moment, above 0: the larger it is, the less do coordinates adapt.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    eta: LearningRate = 0.1
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.99
+    tau: Positive = 1e-3
+
+
+@section("server_optimizer.")
+class ServerYogi:
+    """Yogi, as FedYogi, whose names and defaults these are; they mean what they mean for `ServerAdam`.
+
+    Its learning rate is not corrected for the bias of the start.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    eta: LearningRate = 0.01
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.99
+    tau: Positive = 1e-3
+
+
+ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
+
+
+def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_energy: float = 0.0) -> State:
+    """The state after one step on a round's noised mean update.
+
+    >>> from discreet.server.state import initial_state
+    >>> state = initial_state(torch.zeros(2), clip_norm=1.0)
+    >>> state = apply(ServerSGD(0.5, momentum=0.9), state, torch.tensor([1.0, -2.0]))
+    >>> state.params.tolist(), state.round
+    ([0.5, -1.0], 1)
+
+    Args:
+      change: (num_params,): the opposite of a gradient.
+      noise_energy: the expected squared norm of the noise in it.
+
+    Raises:
+      ValueError: an Adam or Yogi that has made steps has no second moment.
+    """
+    if isinstance(optimizer, ServerSGD):
+        return _sgd(optimizer, state, change, noise_energy)
+    second = state.second_moment
+    if second.shape != change.shape:
+        if state.round:
+            raise ValueError(f"after {state.round} steps the second moment is missing: the run had another optimizer")
+        second = torch.zeros_like(change)
+    if isinstance(optimizer, ServerAdam):
+        moved, rate = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2, _adam_rate(optimizer, state.round)
+    else:
+        sign = torch.sign(second - change**2)
+        moved, rate = second - (1 - optimizer.beta_2) * change**2 * sign, optimizer.eta
+    velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change
+    params = state.params + rate * velocity / (moved.sqrt() + optimizer.tau)
+    return replace(state, round=state.round + 1, params=params, velocity=velocity, second_moment=moved)
+
+
+def _sgd(optimizer: ServerSGD, state: State, change: Tensor, noise_energy: float) -> State:
+    velocity = optimizer.momentum * state.velocity + change
+    energy = optimizer.momentum**2 * state.noise_energy + noise_energy
+    share = signal_share(velocity, noise_energy=energy) if optimizer.shrink_with_noise else 1.0
+    params = state.params + optimizer.learning_rate * share * velocity
+    return replace(state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy)
+
+
+def _adam_rate(optimizer: ServerAdam, steps: int) -> float:
+    """The learning rate, corrected as in Kingma and Ba 2015, the line before Section 2.1."""
+    number = steps + 2  # as FedAdam counts: it corrects its first round for two
+    return optimizer.eta * math.sqrt(1 - optimizer.beta_2**number) / (1 - optimizer.beta_1**number)
+
+
+def server_optimizer(config: ServerConfig) -> ServerOptimizer:
+    """The optimizer of a configuration; what that leaves open has the default that conf/config.yaml names.
+
+    >>> server_optimizer(ServerConfig(optimizer="yogi", tau=0.01))
+    ServerYogi(eta=0.01, beta_1=0.9, beta_2=0.99, tau=0.01)
+    """
+    if config.optimizer == "sgd":
+        given = {"learning_rate": config.learning_rate, "momentum": config.momentum}
+        default = ServerSGD(momentum=DEFAULT_MOMENTUM, shrink_with_noise=config.shrink_with_noise)
+        return replace(default, **_not_none(given))
+    given = {"eta": config.learning_rate, "beta_1": config.beta_1, "beta_2": config.beta_2, "tau": config.tau}
+    return (ServerAdam if config.optimizer == "adam" else ServerYogi)(**_not_none(given))
+
+
+def server_section(optimizer: object) -> dict[str, object]:
+    """The settings `server` of an optimizer, so that `server_optimizer` of them gives it back.
+
+    >>> server_section(ServerAdam(eta=0.3))
+    {'optimizer': 'adam', 'learning_rate': 0.3, 'beta_1': 0.9, 'beta_2': 0.99, 'tau': 0.001}
+
+    Raises:
+      ConfigError: it is none of the three.
+    """
+    if isinstance(optimizer, ServerSGD):
+        return {"optimizer": "sgd", **asdict(optimizer)}
+    if not isinstance(optimizer, ServerAdam | ServerYogi):
+        name = type(optimizer).__name__
+        raise ConfigError(f"server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi (got {name})")
+    values = asdict(optimizer)
+    kind = "adam" if isinstance(optimizer, ServerAdam) else "yogi"
+    return {"optimizer": kind, "learning_rate": values.pop("eta"), **values}
+
+
+def _not_none(values: dict[str, float | None]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,135 @@
+"""How a round's cohort is asked: through Flower's grid, or in the same process. The algorithm does not see which."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from discreet.mechanisms.sums import PartialReply, UnopenedSum
+from discreet.protocol.messages import EPSILONS, TRAIN, TrainReply, Work
+from discreet.server.state import State
+from discreet.settings.rules import ConfigError
+
+logger = logging.getLogger("discreet")
+
+
+class MessagesTooLarge(OSError):
+    """The messages of a round do not fit what the server takes: nobody was asked, nothing is charged."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that was asked and gave no usable reply. It counts as zero; noise and denominator stay.
+
+    kind: `refused` (its policy or budget), `malformed`, `error`, `late`. An `unaccounted` one did reply, and its update
+    counts, but it reports an infinite epsilon although this run costs a finite one.
+    """
+
+    client: int
+    kind: str
+    reason: str
+
+
+Brought = TrainReply | PartialReply | UnopenedSum | Failure
+
+
+class RoundAbandoned(Exception):
+    """Too few clients are left to open a sum, so that nothing was released by this attempt. A round may be tried again.
+
+    Attributes:
+      reason: in words.
+      failures: of the clients that are missing.
+    """
+
+    def __init__(self, reason: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.failures = reason, tuple(failures)
+
+
+def check_exchange(transport: object, *, masked: bool) -> None:
+    """Raises ConfigError unless a transport makes sums that nobody has read if the run opens them, and only then."""
+    makes_sums = getattr(transport, "makes_sums", False)
+    if masked and not makes_sums:
+        raise ConfigError("privacy.user.aggregation=secure is not offered here: the server would read each update")
+    if makes_sums and not masked:
+        raise ConfigError("privacy.user.aggregation must be secure for a transport of masked sums (got plain)")
+
+
+class Transport(Protocol):
+    """Asks clients for their updates. One with `makes_sums` brings nothing else but one `UnopenedSum` of them."""
+
+    def members(self) -> Sequence[int]:
+        """The clients that can be asked now."""
+
+    def ask(
+        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
+    ) -> Iterable[Brought]:
+        """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. `work` is
+        what they are asked to do.
+
+        Raises:
+          RoundAbandoned: too few clients are left for a sum.
+        """
+
+
+@dataclass
+class RoundReport:
+    """What a round's replies say of themselves: counted as they pass, kept apart from what is added up."""
+
+    cohort: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    reasons: list[str] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+    epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
+    finite: tuple[str, ...] = ()
+    unaccounted: set[int] = field(default_factory=set)
+
+    def accept(self, replies: Iterable[Brought]) -> Iterator[TrainReply | PartialReply | UnopenedSum]:
+        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
+        `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
+        for reply in replies:
+            if isinstance(reply, Failure):
+                self.miss([reply])
+                continue
+            if isinstance(reply, UnopenedSum):
+                yield reply
+                continue
+            infinite: list[str] = []
+            if isinstance(reply, TrainReply):  # other replies are this process's own
+                infinite = [name for name in self.finite if math.isinf(getattr(reply, name))]
+                if infinite:
+                    reason = f"it reports an infinite {' and '.join(infinite)}"
+                    self._fail(Failure(reply.client, "unaccounted", reason))
+                    self.unaccounted.add(reply.client)
+            for name in set(EPSILONS).difference(infinite):
+                self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+            yield reply
+
+    def miss(self, failures: Iterable[Failure]) -> None:
+        """Counts clients whose replies are not in a sum that was made elsewhere."""
+        for failure in failures:
+            self._fail(failure)
+            if failure.kind == "refused":
+                self.refused.add(failure.client)
+
+    def added_to(self, state: State) -> State:
+        """The state with what clients have reported. A client that sits out a round still has what it spent before."""
+        spent = {name: max(getattr(state, name), self.epsilons[name]) for name in EPSILONS}
+        return replace(state, **spent, unaccounted=sorted({*state.unaccounted, *self.unaccounted}))
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures[failure.kind] += 1
+        self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")
+
+    def log_failures(self) -> None:
+        """The first failures in words, and how many more there are."""
+        for reason in self.reasons[:3]:
+            logger.warning("  %s", reason)
+        if len(self.reasons) > 3:
+            logger.warning("  and %d more: %s", len(self.reasons) - 3, dict(self.failures))

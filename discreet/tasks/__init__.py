@@ -1,1 +1,0 @@
-"""The task that is learned: data sets, partitions, models, metrics. Knows no privacy."""
