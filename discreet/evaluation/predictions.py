@@ -209,7 +209,7 @@ def _written(values: Tensor) -> list[str]:
 def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, float | None]:
     """How right `said`, (n, k) as `predict` gives it, is about targets; n at least 1. None for no value.
 
-    Classes: see `discreet.queries.metrics.class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
+    Classes: see `class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
     and the mean r2 if there are several. Sequences: those of classes, over all positions that are not padding, but that
     the loss is the mean over examples of their own mean, as a run has it; nothing if all is padding.
     """

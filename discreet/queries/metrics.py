@@ -23,7 +23,7 @@ class Evaluation:
 
     Attributes:
       loss: the mean loss of an example; cross entropy is in nats.
-      scores: see `discreet.queries.scores`. Of classes and sequences: accuracy, the share that is right, of all positions
+      scores: by name. Of classes and sequences: accuracy, the share that is right, of all positions
         that are not padding. Of labels: accuracy, the share of all labels that is right, and auc, the mean over the
         labels (NaN if every label is all 0 or all 1). Of numbers: r2, and mae, the mean absolute error in their own
         units, both as the mean over the numbers.

@@ -99,7 +99,7 @@ class RunConfig:
     rounds: Count = 30
     seed: CountOrZero | None = None
     device: Text = "cpu"
-    engine: Annotated[str, one_of("auto", "batched", "one_by_one", "ray")] = "auto"
+    engine: Annotated[str, one_of("auto", "batched", "sequential", "ray")] = "auto"
     output_dir: Text | None = None
     resume: bool = False
     data: DataConfig = DataConfig()

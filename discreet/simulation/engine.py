@@ -128,7 +128,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
         rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query))
     layers = learned_layers(model, task.shape.input_shape, loss=loss_of(run.task))
     if layers is None:
-        raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=one_by_one")
+        raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=sequential")
     local = settings_without_noise(run.training)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))

@@ -171,8 +171,8 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(config.device)
     uncovered = _not_batched(config, session)
-    if config.engine == "one_by_one" or uncovered:
-        logger.info("clients are trained one by one%s", f": {uncovered} is not batched" if uncovered else "")
+    if config.engine == "sequential" or uncovered:
+        logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
         return InProcessTransport(config, str(session.folder.path), vector_of_run(session))
     return held.enter_context(_batched(session, held))
 

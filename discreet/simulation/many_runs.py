@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
-from rich.console import Console
-from rich.progress import Progress as Display
-from rich.progress import TextColumn
-
-from discreet.server.progress import log_above
 from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
-from discreet.simulation.job import Ended, Job
+from discreet.simulation.job import Job
 
 logger = logging.getLogger("discreet")
 
@@ -41,10 +33,11 @@ class Tally:
         return f"{self.ended} of {self.total} runs{failed}"
 
     def count(self, job: Job, reason: str | None) -> None:
-        """Counts a run that has ended; without a reason it is done."""
+        """Counts a run that has ended, and says so; without a reason it is done."""
         self.ended += 1
         if reason is not None:
             self.failed.append((job.name, reason))
+        logger.info("%s %s: %s", job.name, "has ended" if reason is None else "failed", self)
 
     def tell_failures(self, repeat: str) -> None:
         """Says which runs failed, and what to type to do them again."""
@@ -66,36 +59,11 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Tally:
     if at_a_time == 1 or not jobs:
         for job in jobs:
             tally.count(job, job.attempt())
-            logger.info("%s", tally)
-        return tally
-    from discreet.simulation.runs_on_ray import run_on_ray  # Ray takes seconds to import
+    else:
+        from discreet.simulation.runs_on_ray import run_on_ray  # Ray takes seconds to import
 
-    with _shown(tally, sys.stdout) as ended:
-        run_on_ray(jobs, at_a_time=at_a_time, shared=shared, ended=ended)
-    logger.info("%s", tally)
+        run_on_ray(jobs, at_a_time=at_a_time, shared=shared, ended=tally.count)
     return tally
-
-
-@contextmanager
-def _shown(tally: Tally, stream: TextIO) -> Iterator[Ended]:
-    """Counts what ends while the block runs: on one line of a terminal, or in a line of the log each."""
-    display = Display(
-        TextColumn("{task.description}"),
-        console=Console(file=stream),
-        auto_refresh=False,
-        transient=True,
-        disable=not stream.isatty(),
-    )
-    line = display.add_task(str(tally))
-
-    def ended(job: Job, reason: str | None) -> None:
-        tally.count(job, reason)
-        if display.disable:
-            logger.info("%s %s: %s", job.name, "has ended" if reason is None else "failed", tally)
-        display.update(line, description=str(tally), refresh=True)
-
-    with display, log_above(stream) if stream.isatty() else nullcontext():
-        yield ended
 
 
 def check_parallel(configs: Sequence[RunConfig]) -> None:

@@ -87,7 +87,8 @@ class Ticket:
         self.versions.check()
         _refuse_account(self.job.config, {socket.gethostname()}, self.place.machine)
         if self.known:
-            _let_go_on(self.job.folder)
+            for ledger in _ledgers(self.job.folder):
+                ledger.adopt()
 
 
 def run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path, ended: Ended) -> None:
@@ -167,7 +168,8 @@ class _Tasks:
         """Makes the ledgers of a run, which grew elsewhere, known to this machine; gives what is wrong with them."""
         try:
             if self.place.token is not None:
-                _let_go_on(job.folder)
+                for ledger in _ledgers(job.folder):
+                    ledger.adopt()
         except LedgerError as error:
             return first_line(error)
         return None
@@ -181,31 +183,23 @@ def _attempt(ticket: Ticket) -> str | None:
         return first_line(error)
     torch.set_num_threads(1)
     folder = ticket.place.folder
-    with _log_of(ticket.job), _without_workers(), chdir(folder) if folder.is_dir() else nullcontext():
+    with _as_a_task(ticket.job), chdir(folder) if folder.is_dir() else nullcontext():
         return ticket.job.attempt()
 
 
 @contextmanager
-def _log_of(job: Job) -> Iterator[None]:
-    path = job.folder.path.with_name(f"{job.folder.path.name}.log")
+def _as_a_task(job: Job) -> Iterator[None]:
+    """Writes the log beside the run folder; forks no workers, as a process of a pool: a task has one CPU."""
+    path, process = job.folder.path.with_name(f"{job.folder.path.name}.log"), multiprocessing.current_process()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
         log_to(stream, log_format=job.config.operations.log_format)
+        process.daemon = True
         try:
             yield
         finally:
+            process.daemon = False
             logging.getLogger("discreet").handlers = []
-
-
-@contextmanager
-def _without_workers() -> Iterator[None]:
-    """As in a process of a pool, which forks none: a task has one CPU."""
-    process = multiprocessing.current_process()
-    process.daemon = True
-    try:
-        yield
-    finally:
-        process.daemon = False
 
 
 @contextmanager
@@ -241,11 +235,6 @@ def _look(place: Place, node: str, name: str) -> None:
 
 def _ledgers(folder: RunFolder) -> list[DurableLedger]:
     return [DurableLedger(path) for path in (folder.ledger_path, folder.clients_ledger_path) if path.is_file()]
-
-
-def _let_go_on(folder: RunFolder) -> None:
-    for ledger in _ledgers(folder):
-        ledger.adopt()
 
 
 def _knows(folder: RunFolder) -> bool:

@@ -123,7 +123,7 @@ def test_a_sweep_that_is_not_the_one_in_the_folder_is_refused(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("engine", ["one_by_one", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_with_a_seed_a_run_can_be_repeated(engine: str, tmp_path: Path) -> None:
     words = [*SMALL, "rounds=2", "seed=60317", f"engine={engine}"]
     first, second = (

@@ -53,12 +53,12 @@ def start(words: list[str]) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("engine", "guarantees"),
     [
-        ("one_by_one", []),
+        ("sequential", []),
         pytest.param("auto", ["model.name='tests.tasks.test_frozen:statistics'"], marks=slow),
         pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
         pytest.param("batched", ["data.normalise=private", "statistics.noise_multiplier=0.1"], marks=slow),
-        pytest.param("one_by_one", [*MASKED, "privacy.user.aggregation=secure"], marks=slow),
-        pytest.param("one_by_one", [*MASKED, *SHARED_STEP], marks=slow),
+        pytest.param("sequential", [*MASKED, "privacy.user.aggregation=secure"], marks=slow),
+        pytest.param("sequential", [*MASKED, *SHARED_STEP], marks=slow),
     ],
 )
 def test_flowers_runtime_and_the_simulation_give_the_same_numbers(

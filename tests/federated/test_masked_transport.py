@@ -77,7 +77,7 @@ def test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charge
     tmp_path: Path,
 ) -> None:
     masked = federated(words_of(tmp_path / "masked", *SHARED_STEP, "seed=50123"), virtual(4))
-    plain = simulate(load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=one_by_one")))
+    plain = simulate(load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=sequential")))
     assert masked is not None
     assert torch.equal(masked.params, plain.checkpoint.params)
     federated(words_of(tmp_path / "run", *SHARED_STEP), nodes(tmp_path))

@@ -39,7 +39,7 @@ ON_MNIST = {
     "mnist_one_silo_scattering": (FEW_OF_MNIST, {"example"}),
     "mnist_ten_silos": (FEW_OF_MNIST, {"example"}),
     "mnist_ten_silos_secure": (
-        ["data.num_clients=4", "data.partition=sampled", "data.examples_per_client=20", "engine=one_by_one"],
+        ["data.num_clients=4", "data.partition=sampled", "data.examples_per_client=20", "engine=sequential"],
         {"example"},
     ),
     "mnist_tff": (["sampling.probability=0.002", "privacy.user.clip.count_stddev=2"], {"user"}),

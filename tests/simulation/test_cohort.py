@@ -1,4 +1,4 @@
-"""A whole run with clients trained together is the run with clients trained one by one."""
+"""A whole run with clients trained together is the run with clients trained one after the other."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from discreet.simulation.client_examples import ClientExamples, Numbers, Sampled
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import simulate
+from tests.sequences import LAYERS
+from tests.sequences import folder as sequence_folder
 from tests.simulation.chunks import Clients
 
+ENGINES = ("sequential", "batched")
 SMALL = (
     "seed=64019",
     "rounds=2",
@@ -41,6 +44,16 @@ SMALL = (
 FLOAT = "privacy.noise=float"
 EXAMPLE = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9")
 LOCAL = ("privacy.user.enabled=false", "privacy.local.epsilon=20")
+RATED = ("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=2", "rounds=3")
+FEW = ("data.num_clients=8", "sampling.kind=everyone", "training.batch_size=50")
+SECURE = (
+    *("data.num_clients=5", "sampling.kind=everyone", "privacy.accountant=rdp", "training.batch_size=64"),
+    *("privacy.secure.dropouts=1", "privacy.user.noise_multiplier=1", "privacy.user.too_noisy=warn"),
+)
+TAGGING = (
+    *("data.name=folder", "data.num_clients=8", "data.partition=natural", f"model.name={LAYERS}"),
+    *("training.batch_size=8", "sampling.kind=everyone", "server.momentum=0"),
+)
 RUNS = {
     "user level": (FLOAT,),
     "on the grid": ("privacy.noise=grid",),
@@ -54,13 +67,45 @@ RUNS = {
     "example level, unequal": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.3", FLOAT),
     "example level, declared": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.03", "data.public_num_examples=20"),
     "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT),
-    "example budget": (*EXAMPLE, "privacy.example.max_epsilon=3", FLOAT, "rounds=3"),
+    "example budget": (*EXAMPLE, "privacy.example.max_epsilon=3.2", FLOAT, "rounds=3"),
     "local gaussian": (*LOCAL, "privacy.local.kind=gaussian"),
     "local laplace": (*LOCAL, "privacy.local.kind=laplace"),
     "local and example": (*LOCAL, "privacy.local.kind=gaussian", *EXAMPLE),
-    "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=9", "rounds=3"),
+    "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=10", "rounds=3"),
     "cnn": ("model.name=cnn", FLOAT),
     "everyone": ("sampling.kind=everyone", FLOAT),
+    "too many examples for delta": (*EXAMPLE, "privacy.user.enabled=false", "privacy.delta=0.03"),
+    "a million clients": (
+        *("data.partition=sampled", "data.num_clients=1000000", "data.examples_per_client=10", "privacy.delta=1e-7"),
+        *("sampling.probability=0.00005", "privacy.user.noise_multiplier=0.5"),
+    ),
+    "rated": (*RATED, "evaluation.cohort=own"),
+    "rated by the same cohort": (*RATED, "evaluation.cohort=same"),
+    "rated, own noise": (*RATED, *FEW, *EXAMPLE, "privacy.user.enabled=false", "evaluation.cohort=own"),
+    "rated by the same cohort, own noise": (
+        *(*RATED, *FEW, *EXAMPLE, "privacy.user.enabled=false", "evaluation.cohort=same"),
+    ),
+    "rated, local gaussian": (*RATED, *LOCAL, "privacy.local.kind=gaussian", "sampling.kind=everyone"),
+    "rated, local laplace": (*RATED, *LOCAL, "privacy.local.kind=laplace", "sampling.kind=everyone"),
+    "secure": (*SECURE, "privacy.user.aggregation=secure"),
+    "secure, rated": (*SECURE, "privacy.user.aggregation=secure", *RATED, "evaluation.cohort=own"),
+    "secure, rated by the same cohort": (*SECURE, "privacy.user.aggregation=secure", *RATED, "evaluation.cohort=same"),
+    "shared step": (
+        *(*SECURE, *EXAMPLE, "privacy.user.enabled=false", "privacy.example.aggregation=secure"),
+        *("privacy.user.target_epsilon=null", "training.batch_size=300", "training.momentum=0"),
+    ),
+    "numbers": ("data.name=diabetes", "model.name=linear", FLOAT),
+    "numbers, huber, by DP-SGD": ("data.name=diabetes", "model.name=linear", "task.loss=huber", *EXAMPLE, FLOAT),
+    "labels": ("data.name=multilabel", "model.name=linear", FLOAT),
+    "labels, by DP-SGD": ("data.name=multilabel", "model.name=linear", *EXAMPLE, FLOAT),
+    "classes with weights": ("data.name=breast_cancer", "model.name=linear", "task.class_weights=[2,0.5]", FLOAT),
+    "sequences": (*TAGGING, FLOAT),
+    "sequences, by DP-SGD": (*TAGGING, *EXAMPLE, FLOAT),
+    "sequences, adam, weights": (*TAGGING, "training.optimizer=adam", "task.class_weights=[1,2,0.5,3]", FLOAT),
+    "sequences, rated": (*TAGGING, *RATED, "evaluation.metrics=[accuracy,loss]"),
+    "sequences, rated, own noise": (
+        *(*TAGGING, *EXAMPLE, "privacy.user.enabled=false", *RATED, "evaluation.metrics=[accuracy,loss]"),
+    ),
 }
 
 
@@ -70,17 +115,29 @@ def run(folder: Path, engine: str, *words: str) -> RunFolder:
 
 
 def charges(folder: RunFolder) -> list[tuple[object, ...]]:
-    path = folder.path / "clients.db"
-    if not path.exists():
-        return []
-    ledger = DurableLedger(path)
-    assert ledger.verify() == []
-    return sorted((row.round, row.guarantee, row.holder, row.event, row.count) for row in ledger.releases())
+    """All that a run has charged, in both of its ledgers."""
+    found: list[tuple[object, ...]] = []
+    for path in (folder.ledger_path, folder.clients_ledger_path):
+        if path.exists():
+            ledger = DurableLedger(path)
+            assert ledger.verify() == []
+            found += sorted((row.round, row.guarantee, row.holder, row.event, row.count) for row in ledger.releases())
+    return found
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_both_engines_give_one_run(name: str, tmp_path: Path) -> None:
-    alone, together = (run(tmp_path, engine, *RUNS[name]) for engine in ("one_by_one", "batched"))
+def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words, refusals = RUNS[name], []
+    if TAGGING[0] in words:
+        words = (*words, f"data.path={sequence_folder(tmp_path / 'data')}")
+    folders = []
+    for engine in ENGINES:
+        caplog.clear()
+        folders.append(run(tmp_path, engine, *words))
+        refusals.append({record.message for record in caplog.records if "refused" in record.message})
+    alone, together = folders
+    assert refusals[0] == refusals[1]
+    assert any("level budget is spent" in line for line in refusals[0]) == ("budget" in name)
     assert charges(together) == charges(alone)
     one, other = alone.load_checkpoint(), together.load_checkpoint()
     assert one is not None
@@ -89,23 +146,7 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path) -> None:
     for before, after in zip(alone.read_metrics(), together.read_metrics(), strict=True):
         known = [name for name in before if name != "seconds" and before[name] is not None]
         assert [after[name] for name in known] == pytest.approx([before[name] for name in known], rel=1e-4)
-
-
-def test_budgets_refuse_the_same_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    said = []
-    for engine in ("one_by_one", "batched"):
-        caplog.clear()
-        run(tmp_path, engine, *RUNS["example budget"])
-        said.append({record.message for record in caplog.records if "refused" in record.message})
-    assert any("example-level budget is spent" in line for line in said[0])
-    assert said[0] == said[1]
-
-
-def test_a_client_with_too_many_examples_for_delta_refuses_in_both(tmp_path: Path) -> None:
-    words = (*EXAMPLE, "privacy.user.enabled=false", "privacy.delta=0.03")
-    rows = [run(tmp_path, engine, *words).read_metrics() for engine in ("one_by_one", "batched")]
-    assert [row["replies"] for row in rows[1]] == [row["replies"] for row in rows[0]]
-    assert {row["replies"] for row in rows[0]} == {0.0}
+    assert ({row["replies"] for row in alone.read_metrics()} == {0}) == (name == "too many examples for delta")
 
 
 def test_what_is_not_batched_is_trained_one_by_one_and_said_once(

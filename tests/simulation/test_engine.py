@@ -43,7 +43,7 @@ def test_every_model_of_the_project_has_its_passes_by_hand(name: str) -> None:
 
 def test_a_model_with_a_layer_of_its_own_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.LayerNorm(64)))
-    with pytest.raises(ValueError, match="engine=one_by_one"):
+    with pytest.raises(ValueError, match="engine=sequential"):
         engine_of(load_config(["model.name=mlp"]), load_task("digits"))
 
 

@@ -34,7 +34,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
         patch.setattr(cli, "simulate", failing)
         assert simulate_command(["--multirun", *SMALL, "server.learning_rate=0.5,1,2", there]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert "3 of 3 runs, 1 failed" in said
+    assert "run 3 of 3 (server.learning_rate=2) has ended: 3 of 3 runs, 1 failed" in said
     assert said[-3:] == [
         "1 of 3 runs failed:",
         "  run 2 of 3 (server.learning_rate=1): OSError: no space left",

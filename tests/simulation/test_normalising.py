@@ -106,7 +106,7 @@ def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
 
 def test_both_engines_give_the_same_model(data: Path, tmp_path: Path) -> None:
     found = []
-    for engine in ("batched", "one_by_one"):
+    for engine in ("batched", "sequential"):
         asked = words(data, tmp_path / engine, "data.normalise=private", "rounds=2", f"engine={engine}")
         found.append(simulate(load_config(asked)).checkpoint.params)
     assert torch.allclose(*found, atol=1e-5)

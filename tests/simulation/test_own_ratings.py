@@ -1,4 +1,4 @@
-"""Runs whose clients noise their ratings themselves: both engines, the ledger, what is published, standard errors."""
+"""Runs whose clients noise their ratings themselves, at example level or for local privacy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from discreet.accounting.accounting import pure_epsilon
 from discreet.data.examples import TaskShape
 from discreet.evaluation.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.evaluation.private_evaluation import EvaluationPlan
@@ -22,7 +23,7 @@ from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
-from discreet.settings.privacy import EXAMPLE
+from discreet.settings.privacy import EXAMPLE, LOCAL
 from discreet.simulation.in_process import simulate
 
 CLASSES = TaskShape((1,), 2)
@@ -35,27 +36,15 @@ WORDS = (
 )
 
 
+LOCALLY = (
+    *("data.num_clients=40", "training.batch_size=32", "privacy.example.enabled=false", "privacy.local.clip_norm=0.1"),
+    *("privacy.example.noise_multiplier=null",),
+)
+
+
 def run(folder: Path, *words: str) -> RunFolder:
     simulate(load_config([*WORDS, *words, f"output_dir={folder}"]))
     return RunFolder(folder)
-
-
-@pytest.mark.parametrize("cohort", ["own", "same"])
-def test_both_engines_give_the_same_ratings_and_charge_the_same(tmp_path: Path, cohort: str) -> None:
-    words = (f"evaluation.cohort={cohort}",)
-    found = [run(tmp_path / engine, f"engine={engine}", *words) for engine in ("one_by_one", "batched")]
-    one, many = ([(row["accuracy"], row["accuracy_error"]) for row in each.read_metrics()] for each in found)
-    assert [value is not None for value, _ in one] == [False, False, True, True][-len(one) :]
-    for (value, error), (other, its_error) in zip(one, many, strict=True):
-        assert value == (None if other is None else pytest.approx(other, rel=1e-6))
-        assert error == (None if its_error is None else pytest.approx(its_error, rel=1e-6))
-    charged = [
-        sorted(
-            (row.round, row.holder, row.event, row.count) for row in DurableLedger(each.clients_ledger_path).releases()
-        )
-        for each in found
-    ]
-    assert charged[0] == charged[1]
 
 
 def test_what_is_published_is_what_the_ledger_holds_with_the_last_rating(tmp_path: Path) -> None:
@@ -135,3 +124,23 @@ def test_without_any_answer_there_is_no_number() -> None:
     found = ACCURACY.read(NoisedAnswers(NoisedByClients(1, 2.0, 1.0)).released())["accuracy"]
     assert math.isnan(found.value)
     assert found.standard_error == math.inf
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_the_error_is_that_of_the_clients_noise_and_each_answer_is_charged(kind: str, tmp_path: Path) -> None:
+    folder = run(tmp_path, *LOCALLY, f"privacy.local.kind={kind}", "privacy.local.noise_multiplier=3")
+    # Noise of standard deviation 2 * 2 on a number in -1..1, twice as wide as an accuracy; for Laplace sqrt(2).
+    wide = 4 / 2 / math.sqrt(40) * (1 if kind == "gaussian" else math.sqrt(2))
+    assert folder.read_metrics()[-1]["accuracy_error"] == pytest.approx(wide, rel=1e-6)
+    charged = DurableLedger(folder.clients_ledger_path).spent(LOCAL, holder="7").entries
+    assert sorted(count for _, count in charged) == [2, 3]  # two answers, three updates
+
+
+def test_the_total_is_spent_by_updates_and_answers_together_and_is_what_is_published(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", *LOCALLY, "privacy.local.kind=laplace", "privacy.local.epsilon=5")
+    spent = DurableLedger(folder.clients_ledger_path).spent(LOCAL, holder="7")
+    assert pure_epsilon(spent.entries) == pytest.approx(5, rel=1e-9)
+    stated = json.loads((folder.path / "privacy.json").read_text())["guarantees"][2]
+    assert stated["epsilon"]["pure"] == pytest.approx(5, rel=1e-9)
+    assert "the client rates the model every 2 rounds and at the end" in stated["mechanism"]
+    assert folder.read_metrics()[-1]["epsilon_local"] == pytest.approx(stated["epsilon"]["pld"], rel=1e-9)

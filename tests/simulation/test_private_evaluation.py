@@ -1,4 +1,4 @@
-"""Clients rate models on what they hold out: both engines, a run without any test set, the ledger, and resuming."""
+"""Clients rate models on what they hold out: a run without any test set, the ledger, and resuming."""
 
 from __future__ import annotations
 
@@ -46,17 +46,6 @@ PRIVATE = (
 def run(folder: Path, *words: str) -> tuple[RunFolder, Outcome]:
     outcome = simulate(load_config([*PRIVATE, *words, f"output_dir={folder}"]))
     return RunFolder(folder), outcome
-
-
-@pytest.mark.parametrize("cohort", ["own", "same"])
-def test_both_engines_give_the_same_ratings_and_charge_the_same(tmp_path: Path, cohort: str) -> None:
-    words = (f"evaluation.cohort={cohort}",)
-    found = [run(tmp_path / engine, f"engine={engine}", *words)[0] for engine in ("one_by_one", "batched")]
-    rows = [[(row["accuracy"], row["accuracy_error"]) for row in folder.read_metrics()] for folder in found]
-    assert rows[0] == rows[1]
-    assert [value is not None for value, _ in rows[0]] == [False, True, True]
-    spent = [folder.ledger(folder.read_config()).spent(USER) for folder in found]
-    assert spent[0] == spent[1]
 
 
 def test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent(tmp_path: Path) -> None:
@@ -195,7 +184,7 @@ def test_no_client_trains_on_what_it_holds_out(tmp_path: Path, monkeypatch: pyte
     trained: list[object] = []
     monkeypatch.setattr(own, "local_update", watched)
     monkeypatch.setattr(own, "outputs_of", rated)
-    run(tmp_path / "run", "engine=one_by_one", "sampling.kind=everyone", "privacy.user.noise_multiplier=9")
+    run(tmp_path / "run", "engine=sequential", "sampling.kind=everyone", "privacy.user.noise_multiplier=9")
     rows = {tuple(row.flatten().tolist()) for examples in trained for row in examples.inputs}  # type: ignore[attr-defined]
     held = {tuple(row.flatten().tolist()) for inputs in seen for row in inputs}
     assert held

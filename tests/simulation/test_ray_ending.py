@@ -1,4 +1,4 @@
-"""However a run ends, nothing of the Ray cluster that it started goes on."""
+"""However a run or a sweep ends, nothing of the Ray cluster that it started goes on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
+
+from discreet.deployment.local_federation import RUN_SECONDS, wait_until
+from discreet.server.run_folder import RunFolder
+from tests.deployment.test_interruption import LONG, SMALL, start
+from tests.scripts.living import check_interrupted, marked
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "DISCREET_TEST_OF_ENDING"
@@ -49,7 +57,6 @@ def left(mark: str) -> list[Path]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
@@ -67,3 +74,30 @@ def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Si
     while left(tmp_path.name) or folder.exists():
         assert time.monotonic() < deadline, "processes of the cluster are left, or its folder"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
+def test_a_sweep_of_several_runs_at_a_time_that_is_ended_leaves_no_process(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    sweep, mark = tmp_path / "sweep", uuid.uuid4().hex
+    words = ["--multirun", "--jobs", "2", *SMALL, LONG, "seed=1,2,3", f"hydra.sweep.dir={sweep}"]
+    process = start(mark, *words)
+    folders = [RunFolder(sweep / name) for name in "01"]
+    wait_until(
+        lambda: all(len(folder.read_metrics()) >= 2 for folder in folders) or process.poll() is not None,
+        RUN_SECONDS,
+        "two runs have done two rounds",
+    )
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)  # a terminal sends it to all processes of the command
+    else:
+        process.send_signal(number)
+    said, errors = process.communicate(timeout=RUN_SECONDS)
+    assert (process.returncode, errors) == (128 + number, "")
+    assert marked(mark) == []
+    for folder in folders:
+        check_interrupted(folder, f"ended by {number.name}")
+    assert not (sweep / "2").exists()
+    go_on = f"discreet simulate --multirun --jobs 2 resume=true hydra.sweep.dir={sweep}"
+    assert said.splitlines()[-1] == f"interrupted (ended by {number.name}); to go on: {go_on}"

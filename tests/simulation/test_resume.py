@@ -68,13 +68,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), CHANGES.items())
-def test_resuming_under_other_privacy_settings_is_refused(change: str, message: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    simulate(load_config(overrides(folder, "rounds=1")))
-    with pytest.raises(LedgerError) as error:
-        simulate(load_config(overrides(folder, "resume=true", change)))
-    assert message in str(error.value)
+def test_resuming_under_other_privacy_settings_is_refused(tmp_path: Path) -> None:
+    simulate(load_config(overrides(tmp_path / "run", "rounds=1")))
+    for change, message in CHANGES.items():
+        with pytest.raises(LedgerError) as error:
+            simulate(load_config(overrides(tmp_path / "run", "resume=true", change)))
+        assert message in str(error.value)
 
 
 def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_rounds_would_cost(tmp_path: Path) -> None:
@@ -97,13 +96,6 @@ def test_another_declared_number_of_examples_is_another_guarantee(tmp_path: Path
     folder.ledger(load_config(overrides(tmp_path, *words)))
     with pytest.raises(LedgerError, match=r"data\.public_num_examples was 40, is None"):
         folder.ledger(load_config(overrides(tmp_path, *words[:2])))
-
-
-def test_more_rounds_may_be_asked_for_when_resuming(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    simulate(load_config(overrides(folder, "rounds=1")))
-    outcome = simulate(load_config(overrides(folder, "resume=true", "rounds=2")))
-    assert outcome.checkpoint.round == 2
 
 
 def test_a_damaged_checkpoint_is_said_and_not_taken_for_a_new_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 from discreet.data.datasets import load_task
 from discreet.node.nodes import share_of
+from discreet.privacy.randomness import seeded_source
 from discreet.server.guarantees import guarantees_of
+from discreet.server.round import CohortSampling
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -38,15 +41,6 @@ WORDS = [
 def run(folder: Path, *words: str) -> RunFolder:
     simulate(load_config([*WORDS, *words, f"output_dir={folder}"]))
     return RunFolder(folder)
-
-
-def test_both_engines_train_the_same_million_clients(tmp_path: Path) -> None:
-    alone, together = (run(tmp_path / engine, f"engine={engine}") for engine in ("one_by_one", "batched"))
-    first, second = alone.load_checkpoint(), together.load_checkpoint()
-    assert first is not None
-    assert second is not None
-    assert torch.allclose(first.params, second.params, atol=1e-5)
-    assert 20 < (alone.read_metrics()[0]["cohort"] or 0) < 100
 
 
 def test_a_client_views_the_same_examples_wherever_it_runs() -> None:
@@ -99,3 +93,16 @@ def test_memory_does_not_grow_with_the_population(tmp_path: Path) -> None:
         peaks.append(int(done.stdout.split()[-1]))
     unit = 1 if sys.platform == "darwin" else 1024
     assert (peaks[1] - peaks[0]) * unit < 40 * 2**20
+
+
+MANY = 10**6
+
+
+def test_drawing_a_cohort_of_a_million_takes_the_memory_of_the_cohort() -> None:
+    sampling = CohortSampling("poisson", 100 / MANY, MANY)
+    tracemalloc.start()
+    cohort = sampling.draw(range(MANY), seeded_source(33091))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 20 < len(cohort) < 200
+    assert peak < 2_000_000

@@ -1,4 +1,4 @@
-"""A step that all clients share, at example level under secure aggregation: both engines, its account, its budget."""
+"""A step that all clients share, at example level under secure aggregation: its account, its budget."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ def run(folder: Path, *words: str) -> Outcome:
     return simulate(load_config([*words, f"output_dir={folder}"]))
 
 
-def test_both_engines_take_the_same_steps(tmp_path: Path) -> None:
-    one, other = (run(tmp_path / name, *NOISED, f"engine={name}").checkpoint for name in ("one_by_one", "batched"))
-    # In float64 the engines differ in the last bits, which may move an entry by a step of the grid.
-    assert torch.allclose(one.params, other.params, atol=1e-5)
-
-
-@pytest.mark.parametrize("engine", ["one_by_one", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_without_noise_it_is_the_plain_step_of_clients_that_noise_nothing(tmp_path: Path, engine: str) -> None:
     nothing = ("privacy.example.noise_multiplier=0", f"engine={engine}")
     shared = run(tmp_path / "shared", *SECURE, *nothing).checkpoint.params

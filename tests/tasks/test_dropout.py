@@ -99,7 +99,7 @@ def test_a_federation_trains_dropout_client_after_client_and_again_alike(
 ) -> None:
     monkeypatch.setitem(MODELS, "mlp", sequence)
     example, found = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1"), []
-    for engine in ("auto", "one_by_one"):
+    for engine in ("auto", "sequential"):
         nodes.model_of.cache_clear()
         simulate(load_config([*WORDS, *example, f"engine={engine}", f"output_dir={tmp_path / engine}"]))
         last = RunFolder(tmp_path / engine).load_checkpoint()

@@ -250,7 +250,7 @@ def test_frozen_values_that_server_and_clients_would_not_share_are_refused(words
 
 def test_engines_give_the_same_numbers_or_refuse(words: list[str], tmp_path: Path) -> None:
     found, name = [], "model.name=tests.tasks.test_frozen:shared"
-    for engine in ("auto", "one_by_one"):
+    for engine in ("auto", "sequential"):
         simulate(load_config([*words, name, f"engine={engine}", f"output_dir={tmp_path / engine}"]))
         last = RunFolder(tmp_path / engine).load_checkpoint()
         assert last is not None

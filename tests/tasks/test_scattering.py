@@ -78,7 +78,7 @@ def test_batched_and_one_by_one_give_the_same_run(tmp_path: Path, privacy: str) 
         words += ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
         words += ["privacy.example.enabled=true", "privacy.example.noise_multiplier=2"]
     found = []
-    for engine in ("batched", "one_by_one"):
+    for engine in ("batched", "sequential"):
         simulate(load_config([*words, f"engine={engine}", f"output_dir={tmp_path / engine}"]))
         found.append(RunFolder(tmp_path / engine).read_metrics()[-1])
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)
