@@ -252,7 +252,7 @@ FAULTS = (
     ),
     Fault(
         "a table that clips its rows has a rule",
-        "discreet.per_example.layer_rules:check_layer",
+        "discreet.per_example.layer_rules:check_table",
         always(None),
         "privacy/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
     ),
@@ -292,8 +292,12 @@ FAULTS = (
     ),
     Fault(
         "a client charges one step a round",
-        "discreet.node.admission:steps_of",
-        always(1),
+        "discreet.mechanisms.local_dp_sgd:LocalDpSgd.client_round",
+        lambda real: (
+            lambda *args, **more: replace(
+                found := real(*args, **more), events=tuple((event, 1) for event, _ in found.events)
+            )
+        ),
         "client/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
     ),
     Fault(
@@ -304,7 +308,7 @@ FAULTS = (
     ),
     Fault(
         "a client noises its own answer for half an example",
-        "discreet.node.release:OwnNoise.noised",
+        "discreet.mechanisms.local_dp_sgd:OwnNoise.noised",
         lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
         "client/test_noised_answers.py::test_the_noise_is_for_one_of_the_held_out_examples",
     ),

@@ -147,7 +147,7 @@ MASKED_FAULTS = (
     ),
     Fault(
         "a shared step of a client with any number of batches is put on the grid",
-        "discreet.node.admission:MOST_GRADIENTS",
+        "discreet.privacy.secure_grid:MOST_GRADIENTS",
         lambda _: 2**30,
         "client/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more",
     ),

@@ -55,7 +55,7 @@ def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
     if asked.cohort == "own":
         event = mechanism.event(0.0, trains=False, rates=True, sizes=PLANNED)
         score = _answers(answer_noise(config, query.length), event)
-        return _repeated(config, sampling, Release("private evaluation", event, paid, score, facts), releases)
+        return sampled(config, sampling, Release("private evaluation", event, paid, score, facts), releases)
     resolved, task = checked(config)
     settings = evaluation_plan(resolved, query).joined
     user = settings.release
@@ -63,7 +63,7 @@ def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
     score = _joined(resolved, settings, num_params_of(resolved.model.name, task))
     facts = {**facts, "noise_multiplier of the update": user.noise_multiplier}
     release = Release("a round that also rates the model", user.event, paid, score, facts)
-    return _repeated(config, sampling, release, releases)
+    return sampled(config, sampling, release, releases)
 
 
 def audit_statistics(config: RunConfig, *, releases: int) -> Experiment:
@@ -79,7 +79,7 @@ def audit_statistics(config: RunConfig, *, releases: int) -> Experiment:
     facts: Facts = {"statistics": ", ".join(asked.of), "noise_multiplier": asked.noise_multiplier}
     score = _answers(statistics_noise(config, length), asked.event)
     everybody = CohortSampling("everyone", 1.0, config.population_size)
-    return _repeated(
+    return sampled(
         config,
         everybody,
         Release("statistics", asked.event, guarantees_of(config)[0].adjacency, score, facts),
@@ -87,7 +87,7 @@ def audit_statistics(config: RunConfig, *, releases: int) -> Experiment:
     )
 
 
-def _repeated(config: RunConfig, sampling: CohortSampling, release: Release, count: int) -> Experiment:
+def sampled(config: RunConfig, sampling: CohortSampling, release: Release, count: int) -> Experiment:
     """With cohorts of a fixed size neighbours replace a client, and a canary that is out sends the opposite."""
 
     def score(included: int, source: RandomSource) -> float:

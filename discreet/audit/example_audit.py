@@ -19,10 +19,10 @@ from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.data.datasets import load_task
 from discreet.data.examples import Examples, Task
+from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.models.dropout import masks_from
 from discreet.models.models import model_for, to_train, trainable
 from discreet.models.scattering import features_of, split_fixed
-from discreet.node.admission import local_settings
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of
 from discreet.server.guarantees import noised

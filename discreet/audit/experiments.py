@@ -10,8 +10,9 @@ from discreet.audit.example_audit import audit_examples
 from discreet.audit.federation_audit import audit_federation
 from discreet.audit.local_audit import audit_local
 from discreet.audit.masked_audit import audit_secure, audit_shared_step
+from discreet.audit.release_audit import audit_release
 from discreet.audit.user_audit import audit_users
-from discreet.server.guarantees import guarantees_of, mechanisms_of
+from discreet.server.guarantees import guarantees_of, mechanisms_of, server_mechanism
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
@@ -60,5 +61,8 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
         return audit_secure(config, releases=releases, of_answers=of == "evaluation")
     if of == "evaluation":
         return audit_answers(config, releases=releases)
+    mechanism = server_mechanism(config)
+    if mechanism is not None and mechanism.fixed_norm is not None:  # canaries follow a clip norm that moves
+        return audit_release(config, releases=releases)
     canaries = asked.canaries or min(half, MOST_CANARIES)
     return audit_users(config, canaries=canaries, honest=asked.honest, runs=asked.runs)

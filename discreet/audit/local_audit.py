@@ -17,7 +17,8 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
 from discreet.audit.repeated_release import Score, scores_of
 from discreet.data.examples import Examples
-from discreet.node.release import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.mechanisms.laplace_step import release_step
+from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
 from discreet.privacy import mechanisms
 from discreet.privacy.mechanisms import laplace_step_sensitivity
 from discreet.privacy.randomness import RandomSource, secure_source, source_of

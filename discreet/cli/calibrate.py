@@ -25,7 +25,15 @@ import typer
 from typer import Option
 
 from discreet.cli.console import print_table
-from discreet.server.prices import LOCAL_PRICES, Price, masked_lines, masked_sum, sampled_prices, secure_prices
+from discreet.server.prices import (
+    LOCAL_PRICES,
+    Price,
+    masked_lines,
+    masked_sum,
+    own_price,
+    sampled_prices,
+    secure_prices,
+)
 from discreet.settings.privacy import EXAMPLE, LOCAL, ZERO_OUT, SecureConfig
 
 
@@ -38,6 +46,7 @@ def command(
     epsilon: Annotated[float | None, Option()] = None,
     delta: Annotated[float, Option()] = 1e-5,
     aggregation: Annotated[Literal["plain", "secure"], Option(help="secure: with the options below")] = "plain",
+    mechanism: Annotated[str | None, Option(help="user: your own, as package.module:Class")] = None,
     clients: Annotated[int | None, Option(help="secure: how many there are, all of which take part")] = None,
     dropouts: Annotated[int, Option(help="secure: how many may be missing from a round")] = 1,
     colluding: Annotated[int, Option(help="secure: how many may tell the server all they know")] = 1,
@@ -65,6 +74,8 @@ def command(
         raise ValueError(f"{guarantee} needs --population and --cohort")
     else:
         prices = sampled_prices(population, cohort, adjacency=adjacency)
+        if mechanism is not None:
+            prices.insert(0, own_price(mechanism, population, cohort))
         if guarantee == EXAMPLE:
             holds = "The numbers hold for adding or removing one if --population is data.public_num_examples"
             lines.append(f"{ZERO_OUT}. {holds}")

@@ -41,6 +41,7 @@ class DataDescription(BaseModel):
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     owner: str | None = None
     model: str | None = None
+    mechanism: str | None = None
     tokens: AtLeastTwo | None = None
     padding: int | str | None = None
     next_token: bool = False

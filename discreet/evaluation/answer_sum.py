@@ -75,7 +75,7 @@ def server_noise(
 
 @dataclass(frozen=True)
 class NoisedByClients:
-    """How answers are added up that each client has noised itself (`discreet.node.release.OwnNoise`).
+    """How answers are added up that each client has noised itself (`discreet.mechanisms.local_dp_sgd.OwnNoise`).
 
     Attributes:
       length: of an answer before it was noised.

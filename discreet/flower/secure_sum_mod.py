@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import layout_of
+from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
 from discreet.node.app import answered
@@ -22,7 +23,7 @@ from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING, read_masking
 from discreet.protocol.messages import MalformedMessage, request_of
-from discreet.settings.privacy import Sizes
+from discreet.settings.privacy import USER, Sizes
 
 ClientAppCallable = Callable[[Message, Context], Message]
 
@@ -73,7 +74,8 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     def work(sums: SecureSum) -> Tensor:
         """The clipped difference of what the app returns to what it was sent, and its bit. The app is not called if the
         owner's policy forbids it, or the run is not one at user level."""
-        if not request.run.user.secure:
+        mechanism = masked_mechanism(request.run)
+        if mechanism is None or mechanism.guarantee != USER:
             raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
         # The number of examples is the app's own matter, and at user level nothing depends on it.
         admit_one(request, holder, 0, accounts=accounts, policy=policy)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.mechanism import NOT_COVERED, Slack, Statement, expected_cohort, shared_examples
+from discreet.mechanisms.mechanism import NOT_COVERED, ClientRound, Slack, Statement, expected_cohort, shared_examples
 from discreet.privacy.quantile import (
     BIT_SENSITIVITY,
     LARGEST_NUMBER,
@@ -22,6 +22,7 @@ from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
     from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
     from discreet.privacy.grid import Grid
@@ -129,6 +130,17 @@ class CentralGaussian:
             on_grid=self.run.noise == "grid",
             largest_cohort=self.run.user.population_size,
         )
+
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(self.run.user.noise_multiplier or 0.0)
+
+    def answer_noise(self, l1_norm: float = 1.0) -> None:
+        """The noise on the sum is on answers too."""
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        from discreet.mechanisms.sums import clipped
+
+        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:

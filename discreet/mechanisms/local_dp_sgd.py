@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
 
-from discreet.mechanisms.mechanism import NOT_COVERED, ONE_PERSON, Statement, shared_examples
+from discreet.accounting.calibration import noise_multiplier_for_releases
+from discreet.accounting.events import poisson_round_event
+from discreet.mechanisms.mechanism import (
+    NOT_COVERED,
+    ONE_PERSON,
+    ClientRound,
+    Statement,
+    Unreachable,
+    shared_examples,
+    with_variance,
+)
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
+from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PRIVACY_DRAWS, ZERO_OUT
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+    from torch import Tensor
+
+    from discreet.privacy.randomness import RandomSource
+    from discreet.training.local_training import LocalSettings
 
 EXAMPLE_SETTINGS = (
     *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.clip_norm"),
@@ -75,3 +93,101 @@ class LocalDpSgd:
     @property
     def finite(self) -> tuple[str, ...]:
         return self.reported if self.run.example.noise_multiplier != 0 else ()
+
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        from discreet.training.local_training import example_event, steps_of
+
+        training = local_settings(self.run, num_examples)
+        assert training.example is not None
+        steps = steps_of(num_examples, training) if trains else 0
+        events = ((example_event(num_examples, training), steps),) if steps else ()
+        return ClientRound(training.example.noise_multiplier, events, training=training)
+
+    def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise:
+        return OwnNoise(self.run.evaluation.noise_multiplier, PRIVACY_DRAWS.get(self.run.noise, 1))
+
+
+def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
+    """The local work of a client with `num_examples` examples.
+
+    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and for rating every
+    model that is to be rated: a client that is sampled less often spends less.
+
+    Raises:
+      Unreachable: no noise meets the target, since the ratings alone pass it.
+    """
+    from discreet.training.local_training import (
+        ExamplePrivacy,
+        sampling_probability,
+        settings_without_noise,
+        steps_of,
+    )
+
+    example, settings = run.example, settings_without_noise(run.training, run.task)
+    draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples
+    private = ExamplePrivacy(example.clip_norm, example.noise_multiplier or 0.0, draws, declared)
+    settings = replace(settings, example=private)
+    if example.noise_multiplier is not None:
+        return settings
+    assert example.target_epsilon is not None
+    size, rating = max(1, num_examples), run.evaluation
+    stepped = sampling_probability(size, settings), steps_of(size, settings) * run.rounds
+    rated = rating.noise_multiplier, sum(rating.ratings(run.rounds))
+    try:
+        noise_multiplier = _calibrate(
+            example.target_epsilon, run.delta, accountant=run.accountant, stepped=stepped, rated=rated
+        )
+    except ValueError as error:
+        target = f"privacy.example.target_epsilon={example.target_epsilon:g}"
+        raise Unreachable(f"{target} can't be reached with the ratings of models: {error}") from error
+    return replace(settings, example=replace(private, noise_multiplier=noise_multiplier))
+
+
+@lru_cache(maxsize=1024)
+def _calibrate(
+    target: float, delta: float, *, accountant: str, stepped: tuple[float, int], rated: tuple[float, int]
+) -> float:
+    """`stepped`: with which probability a step samples, and how many steps; `rated`: noise and number of answers."""
+    (probability, count), (rating, times) = stepped, rated
+    answers = ((poisson_round_event(1.0, noise_multiplier=rating), times),) if times else ()
+    return noise_multiplier_for_releases(
+        target,
+        releases=lambda noise: ((poisson_round_event(probability, noise_multiplier=noise), count), *answers),
+        delta=delta,
+        accountant=accountant,
+    )
+
+
+@dataclass(frozen=True)
+class OwnNoise:
+    """The noise of a client on its own answer, for one of its examples.
+
+    Guarantee (zero-out: one example contributes nothing, and how many there are stays): an answer is the mean, over m
+    held-out examples, of vectors of L2 norm at most 1 (`client_settings.MEANS`), so one of them moves it by at most
+    1 / m, and the noise is drawn for that. The release is one Gaussian of `noise_multiplier`, whoever is in the cohort:
+    the server sees who answers.
+    """
+
+    noise_multiplier: float
+    draws: int = 1
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one answer to each held-out example."""
+        from discreet.privacy.mechanisms import Gaussian
+
+        return Gaussian(self.noise_multiplier, draws=self.draws).event()
+
+    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
+        """An answer (length,) about `held_out` examples as it leaves: (length + 1,), float32, whose last number is the
+        variance of the noise on each of the others. The variance follows from `held_out`, which zero-out does not hide.
+        A client that holds nothing out sends zeros, as one that is missing."""
+        import torch
+
+        from discreet.privacy.mechanisms import Gaussian
+
+        if held_out == 0:
+            return torch.zeros(len(answer) + 1)
+        mechanism, sensitivity = Gaussian(self.noise_multiplier, draws=self.draws), 1 / held_out
+        noised = mechanism.add_noise(answer.double(), sensitivity, source.child("answer"))
+        return with_variance(noised, mechanism.stddev(sensitivity) ** 2)

@@ -1,14 +1,35 @@
-"""Local privacy: a client noises its whole update, so that not even the server has to be trusted."""
+"""Local privacy: a client noises its whole update, so that not even the server has to be trusted.
+
+Source: REFERENCES of the four systems that Discreet takes in, items 3 and 4; the Gaussian is calibrated by Balle and
+Wang 2018, never by the classical formula.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from discreet.mechanisms.mechanism import NOT_COVERED, Slack, Statement, shared_examples
+from discreet.accounting.calibration import epsilon_schedule
+from discreet.mechanisms.mechanism import (
+    NOT_COVERED,
+    ClientRound,
+    Slack,
+    Statement,
+    Unreachable,
+    shared_examples,
+    with_variance,
+)
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL
+from discreet.settings.privacy import LOCAL, PRIVACY_DRAWS
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+    from torch import Tensor
+
+    from discreet.privacy.mechanisms import Gaussian, Laplace
+    from discreet.privacy.randomness import RandomSource
 
 LOCAL_SETTINGS = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "clip_norm"))
 EPSILONS = ("epsilon_local", "epsilon_local_pure")
@@ -46,6 +67,17 @@ class LocalNoise:
         slack = laplace_grid_slack if self.run.local.kind == "laplace" else grid_slack
         return slack if self.run.noise == "grid" else None
 
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        if not trains:
+            return ClientRound(math.inf)
+        privacy = round_privacy(self.run, round_number=number)
+        return ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), local=privacy)
+
+    def answer_noise(self, l1_norm: float = 1.0) -> LocalAnswerNoise:
+        local, noise = self.run.local, self.run.evaluation.noise_multiplier
+        norm = l1_norm if local.kind == "laplace" else 1.0
+        return LocalAnswerNoise(LocalPrivacy(local.kind, norm, noise, self.run.noise))
+
 
 def local_statement(run: ClientSettings, *, unit: str, mechanism: str, uncovered: tuple[str, ...] = ()) -> Statement:
     """The statement of a client that noises what it sends for an untrusted server."""
@@ -66,3 +98,111 @@ def local_statement(run: ClientSettings, *, unit: str, mechanism: str, uncovered
         "its ledger",
         not_covered=(*NOT_COVERED, "that a client took part", *uncovered, *shared_examples(run)),
     )
+
+
+@dataclass(frozen=True)
+class LocalPrivacy:
+    """One round's local mechanism: its kind, the norm that clips, and the noise over the sensitivity."""
+
+    kind: str
+    clip_norm: float
+    noise_multiplier: float
+    noise: str = "float"
+
+    @property
+    def mechanism(self) -> Gaussian | Laplace:
+        """Gaussian noise for the L2 sensitivity, or Laplace noise for the L1 sensitivity."""
+        from discreet.privacy.mechanisms import Gaussian, Laplace
+
+        if self.kind == "gaussian":
+            return Gaussian(self.noise_multiplier, draws=PRIVACY_DRAWS.get(self.noise, 1))
+        return Laplace(self.noise_multiplier)
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one release. Sampling of cohorts does not lower it: the server sees who sends."""
+        return self.mechanism.event()
+
+
+def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
+    """The local mechanism of a round.
+
+    With `privacy.local.epsilon` the total is spread over the planned rounds by the schedule's shares w_t, which add up
+    to 1. Laplace: epsilon_t = epsilon * w_t, and pure epsilons add. Gaussian: the rounds together are one Gaussian of
+    multiplier z with z^-2 = sum of z_t^-2, so z_t = z / sqrt(w_t) spends (epsilon, delta) exactly at the last round.
+
+    If clients rate models with local noise on their answers, each planned answer has its part of the total: 1 / z of a
+    pure epsilon, or z^-2 of the Gaussian; the rounds share what is left.
+
+    Raises:
+      ValueError: `round_number` is beyond the planned rounds, where nothing is left.
+      Unreachable: the answers alone pass the total.
+    """
+    from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
+
+    local = run.local
+    if local.noise_multiplier is not None:
+        return LocalPrivacy(local.kind, local.clip_norm, local.noise_multiplier, run.noise)
+    if not 1 <= round_number <= run.rounds:
+        raise ValueError(
+            f"privacy.local.epsilon is spread over {run.rounds} rounds: nothing is left for {round_number}"
+        )
+    assert local.epsilon is not None
+    share = epsilon_schedule(1.0, kind=local.schedule, rounds=run.rounds)[round_number - 1]
+    gaussian, rating, times = local.kind == "gaussian", run.evaluation, sum(run.evaluation.ratings(run.rounds))
+    power = 2 if gaussian else 1  # what adds up: z^-2 of Gaussian noise, 1 / z of Laplace noise
+    whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=run.delta) if gaussian else 1 / local.epsilon
+    left = whole**-power - times * rating.noise_multiplier**-power
+    if left <= 0:
+        raise Unreachable(
+            f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of models: {times} answers "
+            f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
+        )
+    return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
+
+
+def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:
+    """Clips a whole update (num_params,) and noises it: kinds `gaussian` (L2) and `laplace` (L1).
+
+    Guarantee: replacing all of the client's data moves the clipped update by at most 2 * clip_norm, and the noise is
+    drawn for that. On the grid both hold in exact arithmetic. An update that is not finite is released as zero plus
+    noise.
+    """
+    from discreet.privacy.clipping import clip_by_norm, clip_to_grid
+    from discreet.privacy.grid import grid_for
+
+    order, sensitivity = (2 if privacy.kind == "gaussian" else 1), 2 * privacy.clip_norm
+    if privacy.noise != "grid":
+        clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.clip_norm, order=order)
+        return privacy.mechanism.add_noise(clipped[0], sensitivity, source)
+    grid = grid_for(
+        privacy.clip_norm, len(update), largest_cohort=1, noise_scale=privacy.noise_multiplier * sensitivity
+    )
+    steps = clip_to_grid(update, privacy.clip_norm, grid=grid, order=order)
+    return grid.to_float(privacy.mechanism.add_grid_noise(steps, sensitivity, grid=grid, source=source))
+
+
+@dataclass(frozen=True)
+class LocalAnswerNoise:
+    """The noise of a client on its own answer, for all of its data.
+
+    Guarantee (replace): an answer is clipped to a norm that it can't pass anyway, in L2 for Gaussian noise and in L1
+    for Laplace noise, so other data of this client move it by at most twice that norm. The noise is drawn for that
+    (`release_update`), whoever is in the cohort, and on the zeros of a client that holds nothing out too: the number of
+    examples that a client holds is hidden with the rest.
+    """
+
+    privacy: LocalPrivacy
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one answer to the client."""
+        return self.privacy.event
+
+    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
+        """As `local_dp_sgd.OwnNoise.noised`, but the variance is a public constant, and `held_out` decides nothing."""
+        import torch
+
+        sent = release_update(answer.to(torch.float32), self.privacy, source=source.child("answer"))
+        scale = 2 * self.privacy.clip_norm * self.privacy.noise_multiplier
+        return with_variance(sent.double(), 2 * scale**2 if self.privacy.kind == "laplace" else scale**2)

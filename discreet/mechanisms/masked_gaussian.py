@@ -22,7 +22,7 @@ from discreet.mechanisms.central_gaussian import (
     update_noise_multiplier,
     who,
 )
-from discreet.mechanisms.mechanism import NOT_COVERED, Statement, expected_cohort
+from discreet.mechanisms.mechanism import NOT_COVERED, ClientRound, Statement, expected_cohort
 from discreet.privacy.quantile import default_count_stddev
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, PLANNED, USER, ClipConfig, Sizes
@@ -30,6 +30,7 @@ from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
     from discreet.mechanisms.sums import CohortSum, Released, Replies, Round
     from discreet.privacy.secure_grid import SecureCohort, SecureSum
@@ -108,6 +109,17 @@ class MaskedGaussian:
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> MaskedSum:
         clipping, noise = CentralGaussian(self.run).server_release(clip), self.run.user.noise_multiplier or 0.0
         return MaskedSum(self.sum(sizes), self.event(noise, rates=rates, sizes=sizes), clipping)
+
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(self.run.user.noise_multiplier or 0.0)
+
+    def answer_noise(self, l1_norm: float = 1.0) -> None:
+        """The noise on the sum is on answers too."""
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        from discreet.mechanisms.sums import clipped
+
+        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:

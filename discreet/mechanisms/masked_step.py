@@ -20,14 +20,25 @@ from discreet.mechanisms.masked_gaussian import (
     trusted,
     unaccounted,
 )
-from discreet.mechanisms.mechanism import ONE_PERSON, Statement, expected_cohort, shared_examples
+from discreet.mechanisms.mechanism import (
+    ONE_PERSON,
+    ClientRound,
+    Statement,
+    Unreachable,
+    expected_cohort,
+    shared_examples,
+)
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor, nn
 
+    from discreet.data.examples import Examples
+    from discreet.privacy.randomness import RandomSource
     from discreet.privacy.secure_grid import SecureSum
+    from discreet.training.local_training import LocalSettings
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,34 @@ class MaskedStep:
 
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> MaskedSum:
         vector = self.sum(sizes)
-        return MaskedSum(vector, vector.event, step_norm=self.run.step_norm)
+        return MaskedSum(vector, vector.event, step_norm=step_norm(self.run))
+
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        from discreet.privacy.secure_grid import MOST_GRADIENTS
+
+        most = MOST_GRADIENTS * self.run.training.batch_size
+        if num_examples > most:
+            raise Unreachable(
+                f"this client has more examples than {MOST_GRADIENTS} * training.batch_size={most}, beyond which a "
+                "float64 sum of gradients is not bounded"
+            )
+        # Its own account is held to budgets where it adds its vector to the sum.
+        return ClientRound(self.run.example.noise_multiplier or 0.0, step=self._step)
+
+    def answer_noise(self, l1_norm: float = 1.0) -> None:
+        """It asks for no answers."""
+
+    def _step(
+        self, model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
+    ) -> Tensor:
+        from discreet.training.shared_step import shared_step
+
+        return shared_step(model, params, examples, settings=settings, clip=(self.run.example.clip_norm, source))
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        from discreet.mechanisms.sums import clipped
+
+        return clipped(updates, clip_norm)
 
     @property
     def noise_in_sum(self) -> float:
@@ -97,3 +135,9 @@ class MaskedStep:
     def averaged(self) -> float:
         """The mean over all examples, by their public number, is at most the clip norm long."""
         return expected_cohort(self.run) * self.run.training.batch_size
+
+
+def step_norm(run: ClientSettings) -> float:
+    """The L2 norm that one example can add to a shared step, which is minus the learning rate times the sum of the
+    clipped gradients over `batch_size`."""
+    return run.training.learning_rate * run.example.clip_norm / run.training.batch_size

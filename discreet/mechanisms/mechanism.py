@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
@@ -12,8 +12,11 @@ from discreet.settings.privacy import LOCAL, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
     from discreet.mechanisms.sums import ServerRelease
+    from discreet.privacy.randomness import RandomSource
+    from discreet.training.local_training import LocalSettings
 
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
@@ -62,6 +65,40 @@ class Terms:
         return self.target if self.max_epsilon is None else self.max_epsilon
 
 
+class Unreachable(ValueError):
+    """A client can't do this work with the noise or the examples that it has. The message says why."""
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A mechanism's part of one client's work in a round.
+
+    Attributes:
+      noise_multiplier: of what is noised for it, by the client or by what the server declares; infinity if nothing is.
+      events: the cost to a ledger of the client's own, each with its count, before anything leaves.
+      training: the settings of local training, if they hold its noise.
+      local: the noise on the update, a `LocalPrivacy`.
+      step: makes the update in place of local training.
+    """
+
+    noise_multiplier: float
+    events: tuple[tuple[DpEvent, int], ...] = ()
+    training: LocalSettings | None = None
+    local: Any = None
+    step: Callable[..., Tensor] | None = None
+
+
+class AnswerNoise(Protocol):
+    """The noise of a client on its own answer to a query."""
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one answer."""
+
+    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
+        """An answer (length,) about so many examples as it leaves: (length + 1,), see `with_variance`."""
+
+
 class Mechanism(Protocol):
     """A guarantee that a run gives, or would give if it were on.
 
@@ -90,6 +127,12 @@ class Mechanism(Protocol):
     def statement(self, *, account: bool = False) -> Statement:
         """The guarantee in words. `account`: the run charges the account of a population."""
 
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        """Its part of the work of a client with so many examples. Raises Unreachable if there is none."""
+
+    def answer_noise(self, l1_norm: float = 1.0) -> AnswerNoise | None:
+        """The noise that a client draws on answers of at most this L1 norm by itself; None if that is the server's."""
+
     @property
     def finite(self) -> tuple[str, ...]:
         """Those of `reported` that the run keeps finite."""
@@ -117,6 +160,9 @@ class ServerMechanism(Mechanism, Protocol):
 
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> ServerRelease:
         """The release of rounds. `rates`: of those in which clients also rate the model."""
+
+    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+        """Updates (n, num_params) as they leave clients, and their bits (n,): see `sums.clipped`."""
 
     @property
     def noise_in_sum(self) -> float:
@@ -168,6 +214,13 @@ def least_noise(run: ClientSettings, noise: float) -> float:
     if ratings.private:
         noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
     return min(noise, run.statistics.noise_multiplier) if run.asks_of_data else noise
+
+
+def with_variance(noised: Tensor, variance: float) -> Tensor:
+    """A noised answer (length,) as it leaves, float32, with its noise's variance for a last number."""
+    import torch
+
+    return torch.cat([noised, torch.tensor([variance], dtype=torch.float64)]).to(torch.float32)
 
 
 def shared_examples(run: ClientSettings) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from discreet.mechanisms.masked_step import MaskedStep
 from discreet.mechanisms.mechanism import Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, PLAIN, SECURE, USER
+from discreet.settings.rules import ConfigError
 
 Made = Mapping[str, Callable[[ClientSettings], Mechanism]]
 
@@ -30,15 +31,29 @@ def is_on(run: ClientSettings, guarantee: str) -> bool:
 def guarantees_of(run: ClientSettings) -> tuple[Mechanism, Mechanism, Mechanism]:
     """The mechanism of each of the three guarantees, those that are off included."""
     return (
-        BY_AGGREGATION[run.user.aggregation](run),
+        BY_AGGREGATION[run.user.aggregation](run) if run.user.mechanism is None else _own(run.user.mechanism)(run),
         OF_EXAMPLES[run.example.aggregation](run),
         BY_KIND[run.local.kind](run),
     )
 
 
+def _own(name: str) -> Callable[[ClientSettings], Mechanism]:
+    from discreet.models.models import own_builder  # PyTorch is loaded for nobody else
+
+    try:
+        return cast(Callable[[ClientSettings], Mechanism], own_builder(name, setting="privacy.user.mechanism"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def mechanisms_of(run: ClientSettings) -> dict[str, Mechanism]:
     """The mechanisms of a run by their guarantees; those that are off are left out."""
     return {each.guarantee: each for each in guarantees_of(run) if is_on(run, each.guarantee)}
+
+
+def accounts_itself(run: ClientSettings) -> bool:
+    """True if each client accounts a guarantee in a ledger of its own."""
+    return any(each.at_client for each in mechanisms_of(run).values())
 
 
 def server_mechanism(run: ClientSettings) -> ServerMechanism | None:

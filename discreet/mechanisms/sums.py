@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.clipping import ClippedSum, GridSum, clip_by_norm
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
@@ -131,6 +131,12 @@ class CohortSum:
     @property
     def _values(self) -> Tensor:
         return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
+
+
+def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """Updates (n, num_params) clipped to an L2 norm, and whether each was within it: what a client does of its own."""
+    rows, norms = clip_by_norm(updates, clip_norm)
+    return rows, norms <= clip_norm
 
 
 def take_all(replies: Replies, total: CohortSum | None, answers: Answers | None) -> None:

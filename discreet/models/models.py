@@ -152,26 +152,27 @@ def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
     return model
 
 
-def own_builder(name: str) -> Builder:
-    """The function that `package.module:function` names. Raises ValueError, in one line, if there is none."""
+def own_builder(name: str, *, setting: str = "model.name") -> Builder:
+    """The function that `package.module:function` names. Raises ValueError, in one line that names the setting, if
+    there is none."""
     module, mark, function = name.partition(OWN)
     if "/" in module or module.endswith(".py"):
         known = module.removesuffix(".py").strip("./").replace("/", ".")
-        raise ValueError(f"model.name must name a module as Python imports it, such as {known}:{function} (got {name})")
+        raise ValueError(f"{setting} must name a module as Python imports it, such as {known}:{function} (got {name})")
     if not mark:
         known = f"{', '.join(MODELS)}, or package.module:function"
-        raise ValueError(f"model.name: no model {name!r}; known are {known}")
+        raise ValueError(f"{setting}: no model {name!r}; known are {known}")
     here = str(Path.cwd())  # not on the path of every process that builds a model: Flower starts its own commands
     if here not in sys.path:
         sys.path.append(here)
     try:
         builder: Builder | None = getattr(importlib.import_module(module), function, None)
     except MISTAKES as error:
-        raise ValueError(f"model.name: {module!r} of {name} can't be imported: {error}") from error
+        raise ValueError(f"{setting}: {module!r} of {name} can't be imported: {error}") from error
     if builder is None:
-        raise ValueError(f"model.name: {module} has no {function!r}")
+        raise ValueError(f"{setting}: {module} has no {function!r}")
     if not callable(builder):
-        raise ValueError(f"model.name: {name} is a {type(builder).__name__}, not a function")
+        raise ValueError(f"{setting}: {name} is a {type(builder).__name__}, not a function")
     return builder
 
 

@@ -6,29 +6,26 @@ node and a simulation of a million clients are admitted alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from discreet.accounting.calibration import noise_multiplier_for_releases
-from discreet.accounting.events import RDP, poisson_round_event
+from torch import Tensor
+
+from discreet.accounting.events import RDP
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.local_noise import LocalPrivacy
+from discreet.mechanisms.mechanism import ClientRound, Unreachable
+from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import ClientPolicy, as_declared, budgets_of, check_policy
-from discreet.node.release import LocalPrivacy, own_noise, round_privacy
-from discreet.privacy.secure_grid import MOST_GRADIENTS
+from discreet.node.release import own_noise
 from discreet.protocol.messages import TrainRequest
-from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, LOCAL, PRIVACY_DRAWS, USER
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.training.local_training import (
-    ExamplePrivacy,
     LocalSettings,
     counted_examples,
-    example_event,
-    sampling_probability,
     settings_without_noise,
-    steps_of,
 )
 
 ANYTHING = ClientPolicy()
@@ -43,15 +40,17 @@ class Admitted:
       training, local: the settings of its work.
       charges: of a round; without the client's name.
       budgets: that hold them.
+      step: makes the update in place of local training.
     """
 
     training: LocalSettings
-    local: LocalPrivacy | None
+    local: LocalPrivacy | None = None
     charges: tuple[Charge, ...] = ()
     budgets: tuple[Budget, ...] = ()
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
+    step: Callable[..., Tensor] | None = None
 
 
 def admit_one(
@@ -126,54 +125,38 @@ def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Ad
         # After the last round a cohort may be asked to rate the last model.
         if number > run.rounds + (not request.work.trains):
             raise Refused(f"the train request is for round {number}, and the run has rounds={run.rounds}")
-        local = round_privacy(run, round_number=number) if request.work.trains else None
-        training = local_settings(run, num_examples)
-        _check(run, training, local, num_examples=num_examples, policy=policy)
-    except Refused as refusal:
-        return refusal
-    charges = _charges(request, training, local, num_examples)
-    return Admitted(
-        training, local, charges, budgets_of(policy, run, *dict.fromkeys(charge.guarantee for charge in charges))
-    )
-
-
-def _charges(
-    request: TrainRequest, training: LocalSettings, local: LocalPrivacy | None, num_examples: int
-) -> tuple[Charge, ...]:
-    """The cost of a round to a client without a name: at example level the steps on what it trains on and its answer on
-    what it holds out, at local level its update and its answer. No example is both trained on and held out, so that an
-    account of the two together is an upper bound."""
-    number, steps, charges = request.round, steps_of(num_examples, training), list[Charge]()
-    if request.work.trains and training.example is not None and steps > 0:
-        charges.append(Charge(number, EXAMPLE, "", example_event(num_examples, training), steps))
-    if local is not None:
-        charges.append(Charge(number, LOCAL, "", local.event))
-    answer = own_noise(request.run) if request.work.query else None
-    if answer is not None:
-        charges.append(Charge(number, EXAMPLE if request.run.local.kind == "none" else LOCAL, "", answer.event))
-    return tuple(charges)
+        mechanisms, trains = mechanisms_of(run), request.work.trains
+        each = {name: one.client_round(number, num_examples, trains=trains) for name, one in mechanisms.items()}
+        training = next((one.training for one in each.values() if one.training), None)
+        training = training or settings_without_noise(run.training, run.task)
+        _check(request, training, each, num_examples=num_examples, policy=policy)
+    except (Refused, Unreachable) as refusal:
+        return Refused(str(refusal))
+    charges = [Charge(number, name, "", event, count) for name, one in each.items() for event, count in one.events]
+    if request.work.query and (noise := own_noise(run)) is not None:
+        # No example is both trained on and held out, so that an account of the two together is an upper bound.
+        name = next(name for name, one in mechanisms.items() if not one.at_server)
+        charges.append(Charge(number, name, "", noise.event))
+    budgets = budgets_of(policy, run, *dict.fromkeys(charge.guarantee for charge in charges))
+    local = next((one.local for one in each.values() if one.local), None)
+    step = next((one.step for one in each.values() if one.step), None)
+    return Admitted(training, local, tuple(charges), budgets, step=step)
 
 
 def _check(
-    run: ClientSettings, training: LocalSettings, local: LocalPrivacy | None, *, num_examples: int, policy: ClientPolicy
+    request: TrainRequest,
+    training: LocalSettings,
+    each: Mapping[str, ClientRound],
+    *,
+    num_examples: int,
+    policy: ClientPolicy,
 ) -> None:
     """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
-    noises = {USER: run.user.noise_multiplier or 0.0} if run.user.enabled else {}
-    rating = run.evaluation.noise_multiplier if run.rates_itself else math.inf
-    if training.example is not None:
-        noises[EXAMPLE] = min(training.example.noise_multiplier, rating)
-    if run.example.secure:  # what its own account says is held to its budgets where it adds its vector to the sum
-        noises[EXAMPLE] = run.example.noise_multiplier or 0.0
-        if num_examples > MOST_GRADIENTS * run.training.batch_size:
-            raise Refused(
-                f"this client has more examples than {MOST_GRADIENTS} * training.batch_size="
-                f"{MOST_GRADIENTS * run.training.batch_size}, beyond which a float64 sum of gradients is not bounded"
-            )
-    if run.local.kind != "none":
-        noises[LOCAL] = min(rating, math.inf if local is None else local.noise_multiplier)
+    run, noises = request.run, {name: one.noise_multiplier for name, one in each.items()}
     counted = counted_examples(num_examples, training)
-    if run.rates_itself:  # at most so many, with those that it holds out
-        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
+    if own_noise(run) is not None:
+        noises = {name: min(noise, run.evaluation.noise_multiplier) for name, noise in noises.items()}
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))  # at most so many, with those that it holds out
     # A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it is.
     deltas = {"privacy.delta": run.delta}
     if math.isfinite(policy.max_epsilon):
@@ -182,49 +165,3 @@ def _check(
         if counted > 1 and delta >= 1 / counted:
             raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
     check_policy(policy, run, noise_multipliers=noises)
-
-
-def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
-    """The local work of a client with `num_examples` examples.
-
-    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and for rating every
-    model that is to be rated: a client that is sampled less often spends less.
-
-    Raises:
-      Refused: no noise meets the target, since the ratings alone pass it.
-    """
-    example, settings = run.example, settings_without_noise(run.training, run.task)
-    if not example.enabled or example.secure:
-        return settings
-    draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples
-    private = ExamplePrivacy(example.clip_norm, example.noise_multiplier or 0.0, draws, declared)
-    settings = replace(settings, example=private)
-    if example.noise_multiplier is not None:
-        return settings
-    assert example.target_epsilon is not None
-    size, rating = max(1, num_examples), run.evaluation
-    stepped = sampling_probability(size, settings), steps_of(size, settings) * run.rounds
-    rated = rating.noise_multiplier, sum(rating.ratings(run.rounds))
-    try:
-        noise_multiplier = _calibrate(
-            example.target_epsilon, run.delta, accountant=run.accountant, stepped=stepped, rated=rated
-        )
-    except ValueError as error:
-        target = f"privacy.example.target_epsilon={example.target_epsilon:g}"
-        raise Refused(f"{target} can't be reached with the ratings of models: {error}") from error
-    return replace(settings, example=replace(private, noise_multiplier=noise_multiplier))
-
-
-@lru_cache(maxsize=1024)
-def _calibrate(
-    target: float, delta: float, *, accountant: str, stepped: tuple[float, int], rated: tuple[float, int]
-) -> float:
-    """`stepped`: with which probability a step samples, and how many steps; `rated`: noise and number of answers."""
-    (probability, count), (rating, times) = stepped, rated
-    answers = ((poisson_round_event(1.0, noise_multiplier=rating), times),) if times else ()
-    return noise_multiplier_for_releases(
-        target,
-        releases=lambda noise: ((poisson_round_event(probability, noise_multiplier=noise), count), *answers),
-        delta=delta,
-        accountant=accountant,
-    )

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
+from discreet.mechanisms.local_noise import release_update
+from discreet.mechanisms.mechanism_table import masked_mechanism, server_mechanism
+from discreet.mechanisms.sums import clipped
 from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
 from discreet.node.policy import ClientPolicy
-from discreet.node.release import Values, noised_vector, own_noise, release_step, release_update
-from discreet.privacy.clipping import clip_by_norm
+from discreet.node.release import Values, noised_vector, own_noise
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
 from discreet.queries.query import OF_DATA, STATISTICS, query_of
 from discreet.training.local_training import local_update
-from discreet.training.shared_step import shared_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,7 @@ class Client:
           MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
-        if request.run.masked:
+        if masked_mechanism(request.run) is not None:
             raise Refused("the run is under secure aggregation, and this message asks for an update in the clear")
         values, admitted = self._values(request, params)
         spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
@@ -83,9 +84,14 @@ class Client:
         answer = self._answer(request, params) if request.work.query else None
         if not request.work.trains:
             return Values(torch.zeros(0), answer=answer), admitted
-        update = self._update(request, params, admitted)
-        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        return Values(clipped[0], bool(norms[0] <= request.clip_norm), answer), admitted
+        made, settings = admitted.step or local_update, admitted.training
+        update = made(self.model, params, self.examples, settings=settings, source=self.source)
+        if admitted.local is not None:
+            update = release_update(update, admitted.local, source=self.source.child("local"))
+        mechanism = server_mechanism(request.run)
+        bounded = clipped if mechanism is None else mechanism.bounded
+        updates, below = bounded(update.unsqueeze(0), request.clip_norm)
+        return Values(updates[0], bool(below[0]), answer), admitted
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))
@@ -115,15 +121,3 @@ class Client:
         noise = own_noise(run, query)
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)
-
-    def _update(self, request: TrainRequest, params: Tensor, admitted: Admitted) -> Tensor:
-        local, training, example = admitted.local, admitted.training, request.run.example
-        if example.secure:
-            clip = example.clip_norm, self.source
-            return shared_step(self.model, params, self.examples, settings=training, clip=clip)
-        if local is not None and local.kind == "laplace_step":
-            load_parameters(self.model, params)
-            source = self.source.child("local")
-            return release_step(self.model, self.examples, training=training, privacy=local, source=source)
-        update = local_update(self.model, params, self.examples, settings=training, source=self.source)
-        return release_update(update, local, source=self.source.child("local")) if local else update

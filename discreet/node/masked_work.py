@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.masked_step import MaskedStep
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import NO_LEDGER
@@ -23,7 +25,7 @@ from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest, decode_request
 from discreet.queries.query import EVALUATION, query_of
-from discreet.settings.privacy import EXAMPLE, USER, Sizes
+from discreet.settings.privacy import Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -51,7 +53,7 @@ class MaskedWork:
     work: Callable[[SecureSum], Tensor]
 
     def __post_init__(self) -> None:
-        if not self.request.run.masked:
+        if masked_mechanism(self.request.run) is None:
             raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
 
     @classmethod
@@ -65,17 +67,22 @@ class MaskedWork:
         work = partial(client.vector, request, params)
         return cls(request, sizes, client.accounts, client.policy, client.holder, work)
 
+    @property
+    def mechanism(self) -> MaskedGaussian | MaskedStep:
+        """The mechanism that masks."""
+        mechanism = masked_mechanism(self.request.run)
+        assert mechanism is not None
+        return mechanism
+
     @cached_property
     def sums(self) -> SecureSum:
         """The masked sum, by the client's own count."""
-        mechanism = masked_mechanism(self.request.run)
-        assert mechanism is not None
-        return mechanism.sum(self.sizes)
+        return self.mechanism.sum(self.sizes)
 
     @property
     def guarantee(self) -> str:
         """The guarantee that the sum is charged to."""
-        return EXAMPLE if self.request.run.example.secure else USER
+        return self.mechanism.guarantee
 
     @property
     def event(self) -> DpEvent:

@@ -17,6 +17,7 @@ from discreet.data.folder import FOLDER
 from discreet.data.normalising import normaliser_of
 from discreet.data.partition import client_examples, split_rows
 from discreet.data.targets import FolderError
+from discreet.mechanisms.mechanism_table import accounts_itself
 from discreet.models.models import OWN, model_for
 from discreet.node.account import Refused, accounts_of
 from discreet.node.client import Client
@@ -57,7 +58,7 @@ def virtual_client(request: TrainRequest) -> Client:
     number, path, source = virtual.client_id, virtual.data_path, secure_source()
     if virtual.seed is not None:
         source = seeded_source(virtual.seed).child("client", request.round, number)
-    accounts = accounts_of(run, virtual, {}) if run.accounts_itself else None
+    accounts = accounts_of(run, virtual, {}) if accounts_itself(run) else None
     examples, held_out = _split(request, share_of(run.data, number, path=path), number)
     shape = shape_of(run, path=path)
     return Client(model_of(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
@@ -73,14 +74,18 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Cli
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
     run = request.run
-    accounts, policy = accounts_of(run, None, node_config) if run.accounts_itself else None, policy_from(node_config)
+    folder = Path(str(node_config["data"])) if "data" in node_config else None
+    # `package.module:name` is code that the server names, so the data.toml of the owner has to name it too.
+    for key, name, kind in (
+        ("model.name", run.model, "model"),
+        ("privacy.user.mechanism", run.user.mechanism, "mechanism"),
+    ):
+        if OWN in (name or "") and (folder is None or getattr(read_description(folder), kind) != name):
+            raise Refused(f"{key}={name} is not the {kind} that this node's data.toml allows")
+    accounts, policy = accounts_of(run, None, node_config) if accounts_itself(run) else None, policy_from(node_config)
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
-    folder = Path(str(node_config["data"])) if "data" in node_config else None
-    # `package.module:function` is code that the server names, so the data.toml of the owner has to name it too.
-    if OWN in run.model and (folder is None or read_description(folder).model != run.model):
-        raise Refused(f"model.name={run.model} is not the model that this node's data.toml allows")
     shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
     model = model_of(run.model, shape)
     return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import least_noise, releases_of
-from discreet.mechanisms.mechanism_table import server_mechanism
+from discreet.mechanisms.mechanism import least_noise, releases_of, terms_of
+from discreet.mechanisms.mechanism_table import guarantees_of, masked_mechanism, server_mechanism
 from discreet.node.account import Budget, Refused
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, SECURE, USER
+from discreet.settings.privacy import GUARANTEES, SECURE, USER
 from discreet.settings.ranges import Rule, at_least
 from discreet.settings.rules import check_value, require
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WHOLE = ("public-num-examples", "min-colluding", "min-summands")
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
-PURE_KINDS = ("laplace", "laplace_step")
 RANGES = {
     "min-noise-multiplier": Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf),
     "max-epsilon": Rule("above 0", lambda epsilon: epsilon > 0),
@@ -133,9 +132,10 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    if SECURE in policy.require and not run.masked:
+    masked = masked_mechanism(run) is not None
+    if SECURE in policy.require and not masked:
         raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
-    if run.masked:
+    if masked:
         check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(run.user.population_size))
     missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
     if missing:
@@ -202,15 +202,11 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> t
     distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
     `max_epsilon` names a budget at delta instead.
     """
-    example, local = run.example, run.local
-    of_run = {
-        EXAMPLE: example.target_epsilon if example.max_epsilon is None else example.max_epsilon,
-        LOCAL: local.epsilon if local.max_epsilon is None else local.max_epsilon,
-        USER: run.user.max_epsilon,
-    }
-    budgets = [Budget(most, run.delta, name) for name in guarantees if (most := of_run[name]) is not None]
-    if LOCAL in guarantees and local.epsilon is not None and local.max_epsilon is None and local.kind in PURE_KINDS:
-        budgets.append(Budget(local.epsilon, 0.0, LOCAL))
+    terms = [(each, terms_of(each)) for each in guarantees_of(run) if each.guarantee in guarantees]
+    budgets = [Budget(each.budget, run.delta, one.guarantee) for one, each in terms if each.budget is not None]
+    for one, each in terms:
+        if len(one.finite) > 1 and each.target is not None and each.max_epsilon is None:
+            budgets.append(Budget(each.target, 0.0, one.guarantee))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

@@ -19,6 +19,7 @@ def deciding_settings(config: RunConfig) -> dict[str, object]:
     """What decides the cost of a release, flat: a resumed run must have the same. Needs a resolved configuration."""
     mechanisms = mechanisms_of(config).values()
     names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
+    names += ("privacy.user.mechanism",) if config.privacy.user.mechanism is not None else ()
     names += OF_RATINGS if config.evaluation.private else ()
     names += OF_DATA if config.data.normalise == "private" else ()
     names += ("data.examples_per_client",) if config.data.examples_per_client is not None else ()

@@ -33,7 +33,7 @@ def server_mechanism(config: RunConfig) -> ServerMechanism | None:
 
 def accounts_itself(config: RunConfig) -> bool:
     """True if each client accounts a guarantee in a ledger of its own."""
-    return any(each.at_client for each in mechanisms_of(config).values())
+    return table.accounts_itself(client_settings(config))
 
 
 def noised(config: RunConfig, guarantee: str, *, masked: bool = False) -> bool:

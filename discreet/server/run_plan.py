@@ -74,7 +74,7 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
 
 def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients:
     """How answers to a query are released: noised at the server, or by each client."""
-    if not client_settings(config).rates_itself:
+    if server_mechanism(client_settings(config)) is not None:
         return answer_noise(config, query.length)
     cohort, probability = expected_cohort(client_settings(config)), config.sampling_probability
     kind, noise_multiplier = config.privacy.local.kind, config.evaluation.noise_multiplier

@@ -38,6 +38,7 @@ class UserTerms:
       aggregation: plain: the server reads each update. secure: it reads their masked sum alone.
       adaptive: whether each client sends a bit, for a clip norm that adapts.
       count_stddev: as `privacy.user.clip.count_stddev` gives it; None for the default.
+      mechanism: the import path of a mechanism from outside; None for one of Discreet's.
     """
 
     enabled: bool = True
@@ -49,6 +50,7 @@ class UserTerms:
     aggregation: Aggregation = PLAIN
     adaptive: bool = True
     count_stddev: NotNegative | None = None
+    mechanism: Text | None = None
 
     @property
     def secure(self) -> bool:
@@ -102,32 +104,20 @@ class ClientSettings:
         if self.example.secure:
             self._check_secure("privacy.example.aggregation=secure")
             self._check_shared_step("with privacy.example.aggregation=secure")
+        if self.user.mechanism is not None:
+            by = "with privacy.user.mechanism"
+            require_each(
+                by,
+                ("privacy.user.enabled", self.user.enabled, True, "it gives that guarantee"),
+                ("privacy.user.aggregation", self.user.aggregation, PLAIN, "it says by itself what the server reads"),
+            )
+            plain = not (self.asks_of_data or self.evaluation.private)
+            require(plain, "evaluation.kind", f"public or none {by}, and data.normalise none or public", "private")
         if self.asks_of_data:
             self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
         if self.user.sampling == "fixed" and self.user.enabled:
             rule = f"{RDP} with sampling.kind=fixed"
             require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
-
-    @property
-    def accounts_itself(self) -> bool:
-        """True if each client accounts a guarantee in a ledger of its own."""
-        return self.example.enabled or self.local.kind != "none" or self.user.secure
-
-    @property
-    def masked(self) -> bool:
-        """True if the server reads nothing but masked sums."""
-        return self.user.secure or self.example.secure
-
-    @property
-    def step_norm(self) -> float:
-        """The L2 norm that one example can add to a shared step, which is minus the learning rate times the sum of the
-        clipped gradients over `batch_size`."""
-        return self.training.learning_rate * self.example.clip_norm / self.training.batch_size
-
-    @property
-    def rates_itself(self) -> bool:
-        """True if each client noises and accounts its own ratings."""
-        return self.evaluation.private and (self.example.enabled or self.local.kind != "none")
 
     @property
     def asks_of_data(self) -> bool:

@@ -181,7 +181,8 @@ class ClipConfig:
 @section("privacy.user.")
 class UserPrivacyConfig:
     """User-level privacy, for all data of one client: noise at the server, or with `aggregation=secure` by the clients
-    on masked updates, of which the server reads the sum alone."""
+    on masked updates, of which the server reads the sum alone. `mechanism`: one of your own, as `package.module:Class`.
+    """
 
     enabled: bool = True
     aggregation: Aggregation = PLAIN
@@ -189,6 +190,7 @@ class UserPrivacyConfig:
     target_epsilon: Positive | None = None
     max_epsilon: Positive | None = None
     account: File | None = None
+    mechanism: Text | None = None
     too_noisy: Annotated[str, one_of("refuse", "warn")] = "refuse"
     clip: ClipConfig = ClipConfig()
 

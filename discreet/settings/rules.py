@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from discreet.settings.ranges import Rule
 
 T = TypeVar("T")
+ABSENT = ("mechanism", None)
 
 
 class ConfigError(ValueError):
@@ -63,8 +64,8 @@ def read_json(kind: type[T], text: str | bytes) -> T:
 
 
 def write_json(value: Any) -> str:
-    """The JSON text of a section: the same for equal sections."""
-    return json.dumps(asdict(value))
+    """The JSON text of a section: the same for equal sections. A mechanism that is not given is left out."""
+    return json.dumps(asdict(value, dict_factory=lambda fields: {k: v for k, v in fields if (k, v) != ABSENT}))
 
 
 def rules(kind: Any) -> Iterator[tuple[str, Rule | None]]:

@@ -180,6 +180,7 @@ def client_settings(config: RunConfig) -> ClientSettings:
         aggregation=privacy.user.aggregation,
         adaptive=privacy.user.clip.kind == "adaptive",
         count_stddev=privacy.user.clip.count_stddev,
+        mechanism=privacy.user.mechanism,
     )
     of_run = ("rounds", "task", "training", "evaluation", "normaliser", "statistics")
     of_privacy = ("delta", "accountant", "noise", "example", "local", "secure")

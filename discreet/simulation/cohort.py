@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
+from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.sums import PartialReply, ServerRelease
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
-from discreet.node.release import LocalPrivacy, Values, noised_vector, release_update
+from discreet.node.release import Values, noised_vector
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum

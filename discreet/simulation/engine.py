@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Task
+from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.models.models import load_parameters, model_for, outputs_of
 from discreet.models.scattering import features_of, split_fixed
-from discreet.node.release import LocalNoise, OwnNoise, own_noise
+from discreet.node.release import own_noise
 from discreet.per_example.objective import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import EVALUATION, Query, query_of
@@ -57,7 +58,7 @@ class ChunkAnswers:
     model: nn.Module
     data: SharedExamples
     clients: TrainedExamples
-    noise: OwnNoise | LocalNoise | None = None
+    noise: AnswerNoise | None = None
 
     def of(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
         """The answers of clients (k,), each with its source of randomness, on parameters (num_params,): (k, length), or

@@ -15,6 +15,7 @@ from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.masked_audit import MakeVector, audit_secure, audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Examples
+from discreet.mechanisms.masked_step import step_norm
 from discreet.node.release import Values, noised_vector
 from discreet.per_example.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
@@ -206,7 +207,7 @@ def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:
     resolved, task = checked(steps())
     _, _, without, within = step_parts(resolved, task, 1)
     moved = float(torch.linalg.vector_norm(within.update - without.update))
-    assert moved == pytest.approx(client_settings(resolved).step_norm, rel=1e-5)
+    assert moved == pytest.approx(step_norm(client_settings(resolved)), rel=1e-5)
 
 
 @pytest.mark.parametrize("word", ["privacy.user.aggregation=plain", "privacy.user.noise_multiplier=0"])

@@ -12,8 +12,8 @@ import discreet.node.client
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.node.account import Refused
-from discreet.node.admission import local_settings
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.protocol.messages import MalformedMessage, TrainReply

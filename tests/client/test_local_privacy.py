@@ -11,9 +11,10 @@ from scipy.stats import norm
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.mechanisms.laplace_step import release_step
+from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
 from discreet.node.account import Refused
 from discreet.node.client import Client
-from discreet.node.release import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.settings.run_config import RunConfig, client_settings

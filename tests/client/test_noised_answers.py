@@ -16,11 +16,14 @@ from scipy import stats
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
+from discreet.mechanisms.local_dp_sgd import OwnNoise, local_settings
+from discreet.mechanisms.local_noise import LocalAnswerNoise, round_privacy
+from discreet.mechanisms.mechanism import Unreachable
 from discreet.node.account import Accounts, Refused
-from discreet.node.admission import Admitted, admit, local_settings
+from discreet.node.admission import Admitted, admit
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
-from discreet.node.release import LocalNoise, OwnNoise, own_noise, round_privacy
+from discreet.node.release import own_noise
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
@@ -66,9 +69,9 @@ def query(*names: str, shape: TaskShape = THREE) -> Query:
     return Query(metric_blocks(names, shape))
 
 
-def local_noise(kind: str, asked: Query, *words: str) -> LocalNoise:
+def local_noise(kind: str, asked: Query, *words: str) -> LocalAnswerNoise:
     noise = own_noise(settings(kind, *words), asked)
-    assert isinstance(noise, LocalNoise)
+    assert isinstance(noise, LocalAnswerNoise)
     return noise
 
 
@@ -252,10 +255,10 @@ def test_the_total_holds_for_all_planned_rounds_and_ratings(kind: str, cohort: s
 
 
 def test_a_target_or_a_total_that_the_ratings_alone_pass_is_refused() -> None:
-    with pytest.raises(Refused, match=r"target_epsilon=0\.5 can't be reached with the ratings"):
+    with pytest.raises(Unreachable, match=r"target_epsilon=0\.5 can't be reached with the ratings"):
         local_settings(settings("example", *EXAMPLE_TARGET, "privacy.example.target_epsilon=0.5"), 40)
     for kind in ("gaussian", "laplace"):
-        with pytest.raises(Refused, match=r"privacy\.local\.epsilon=0\.5 can't be reached with the ratings"):
+        with pytest.raises(Unreachable, match=r"privacy\.local\.epsilon=0\.5 can't be reached with the ratings"):
             round_privacy(settings(kind, "privacy.local.epsilon=0.5"), round_number=1)
 
 
@@ -264,7 +267,7 @@ def test_a_target_or_a_total_that_the_ratings_alone_pass_is_refused() -> None:
 def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[str]) -> None:
     asked, cohort = query(*names), config(*LEVELS[kind], *RATED, "data.num_clients=16", "sampling.kind=everyone")
     noise = own_noise(client_settings(cohort), asked)
-    assert isinstance(noise, LocalNoise)
+    assert isinstance(noise, LocalAnswerNoise)
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
     assert answers_of(cohort, asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)
 

@@ -18,7 +18,7 @@ from discreet.deployment.approve import build_app
 from server_app.bundle_entry import OtherCodeError, use_installed
 from tests.conftest import REPOSITORY
 
-MOST_LINES = 15_900
+MOST_LINES = 16_060
 # The rooms that nodes run, each whole: docs/deployment.md says of each why it is there.
 ROOMS = {"accounting", "data", "ledger", "masking", "mechanisms", "models", "node", "per_example", "privacy"}
 ROOMS |= {"protocol", "queries", "settings", "training"}

@@ -16,7 +16,7 @@ from discreet.data.examples import TaskShape
 from discreet.evaluation.answer_sum import NoisedAnswers, NoisedByClients
 from discreet.evaluation.private_evaluation import EvaluationPlan
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.node.release import OwnNoise
+from discreet.mechanisms.local_dp_sgd import OwnNoise
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.metric_answers import metric_blocks

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples
 from discreet.evaluation.predictions import named_parameters_of
+from discreet.mechanisms.laplace_step import release_step
+from discreet.mechanisms.local_noise import LocalPrivacy
 from discreet.models.model_check import check_model
 from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
 from discreet.node import nodes
-from discreet.node.release import LocalPrivacy, release_step
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
 from discreet.server.run_folder import RunFolder

@@ -1,0 +1,132 @@
+"""A mechanism that is added from outside by one class works everywhere, and keeps to its event."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.accounting.accounting import epsilon_spent
+from discreet.accounting.events import poisson_round_event
+from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.verdict import judge
+from discreet.cli.main import main
+from discreet.node.account import Refused
+from discreet.node.nodes import node_client
+from discreet.privacy.randomness import RandomSource
+from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.server.guarantees import resolve_noise
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.run_folder import RunFolder
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import State, initial_state
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError, write_json
+from discreet.settings.run_config import RunConfig, client_settings
+from discreet.simulation.in_process import simulate
+from tests.mechanisms.signs import SignRelease
+from tests.replay import replay
+
+NAME, Z, SIZE = "tests.mechanisms.signs:Signs", 1.3, 5
+RUN = (
+    *(f"privacy.user.mechanism={NAME}", "rounds=3", "model.name=linear", "data.num_clients=20", "seed=7919"),
+    *("privacy.user.too_noisy=warn", "server.learning_rate=0.01", "server.momentum=0"),
+)
+
+
+def config(*words: str) -> RunConfig:
+    return load_config([*RUN, *words])
+
+
+def run(folder: Path, *words: str) -> tuple[RunFolder, State]:
+    outcome = simulate(config(f"output_dir={folder}", *words))
+    return RunFolder(folder), outcome.checkpoint
+
+
+def rounds(updates: list[Tensor], source: RandomSource) -> list[object]:
+    release = SignRelease(Z, poisson_round_event(1.0, noise_multiplier=Z), math.sqrt(SIZE))
+    state, how = initial_state(torch.zeros(SIZE), clip_norm=1.0), RoundSettings(4.0, ServerSGD(), release)
+    replies = [TrainReply(1, update, below=False) for update in updates]
+    state, metrics = dp_fedavg_round(state, replies, how, source=source, charge=lambda _: None)
+    return [state, replace(metrics, replies=0)]
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 0.3, 1e30, math.inf, math.nan])
+def test_one_client_more_or_less_moves_the_sum_of_signs_within_its_event(value: float) -> None:
+    others, extra = [torch.randn(SIZE), torch.full((SIZE,), -9.0)], torch.full((SIZE,), value)
+    for one, other in (([*others, extra], others), (others, [*others, extra])):
+        found = replay(rounds, one, other)
+        assert found.faults == ()
+        assert found.gaussian_distance <= (1 + 1e-9) / Z
+    if value in (0.3, 1e30):
+        assert found.gaussian_distance == pytest.approx(1 / Z, rel=1e-5)
+
+
+def test_a_run_charges_its_event_and_states_it(tmp_path: Path) -> None:
+    folder, _ = run(tmp_path / "run")
+    resolved = folder.read_config()
+    event = poisson_round_event(0.3, noise_multiplier=resolved.privacy.user.noise_multiplier or 0.0)
+    spent = folder.ledger(resolved).spent("user")
+    assert spent.entries == ((event, 3),)
+    user = json.loads((folder.path / "privacy.json").read_text())["guarantees"][0]
+    assert user["mechanism"] == "signs of updates, Gaussian noise on their sum"
+    assert user["epsilon"]["pld"] == pytest.approx(epsilon_spent([(event, 3)], delta=1e-3))
+    assert 7.9 < user["epsilon"]["pld"] <= 8  # the target of 8 has chosen the noise
+
+
+def test_many_clients_at_a_time_are_the_run_of_one_after_the_other(tmp_path: Path) -> None:
+    _, together = run(tmp_path / "batched", "engine=batched")
+    _, one_by_one = run(tmp_path / "one", "engine=sequential")
+    assert torch.allclose(together.params, one_by_one.params, atol=1e-6)
+    assert together.params.abs().sum() > 0
+
+
+def test_without_noise_a_step_is_the_mean_of_signs(tmp_path: Path) -> None:
+    words = ("privacy.user.noise_multiplier=0", "privacy.user.target_epsilon=null", "sampling.kind=everyone")
+    _, after = run(tmp_path / "run", *words, "rounds=1")
+    _, before = run(tmp_path / "none", *words, "rounds=1", "server.learning_rate=1e-9")
+    steps = (after.params - before.params) / 0.01 * 20
+    assert torch.allclose(steps, steps.round(), atol=0.02)
+
+
+def test_calibrate_reports_it_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--population", "100", "--cohort", "30", "--rounds", "10", "--noise", "1")
+    assert main(["calibrate", "user", "--mechanism", NAME, *words]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert any(NAME in row for row in rows)
+
+
+def test_report_reads_its_run(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")]) == 0
+    assert "signs of updates" in (tmp_path / "page.html").read_text()
+
+
+def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("sampling.kind=everyone", "privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")
+    assert not judge(experiment_of(config(*words), Asked(canaries=400))).refuted
+    real = SignRelease.release
+    monkeypatch.setattr(SignRelease, "release", lambda self, *given: real(replace(self, sum_noise=0.5), *given))
+    assert judge(experiment_of(config(*words), Asked(canaries=400))).refuted
+
+
+def test_a_node_obeys_a_name_only_if_its_owner_named_it() -> None:
+    asked = TrainRequest(1, 0.3, client_settings(resolve_noise(config())))
+    with pytest.raises(Refused, match=r"is not the mechanism that this node's data\.toml allows"):
+        node_client(asked, {"partition-id": 0, "num-partitions": 20})
+
+
+def test_a_request_names_a_mechanism_only_if_there_is_one() -> None:
+    assert '"mechanism"' not in write_json(client_settings(load_config([])))
+    assert NAME in write_json(client_settings(config()))
+
+
+@pytest.mark.parametrize("words", [("evaluation.kind=private",), ("privacy.user.mechanism=nowhere:Nothing",)])
+def test_what_it_can_not_do_and_a_name_of_nothing_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.kind|privacy\.user\.mechanism"):
+        run(tmp_path / "run", *words)
