@@ -83,10 +83,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
 
 
 def pure_epsilon(entries: Entries) -> float:
-    """The epsilon at delta 0: pure epsilons add up, and a Laplace event costs 1 / noise_multiplier.
-
-    Adjacency: the one under which the sensitivities were taken. 0 if nothing was released; inf if a
-    release is anything but Laplace noise that is not sampled.
+    """The epsilon at delta 0: pure epsilons add up, and a Laplace event costs 1 / noise_multiplier. 0 if nothing was
+    released; inf if a release is anything but Laplace noise that is not sampled.
 
     Raises:
         ValueError: a count that is negative or not whole, or an unknown event.
@@ -248,10 +246,8 @@ def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without dp_accounting's lines about orders that it gives up, which only makes the bound looser.
-
-    absl writes them, and gives the root logger a handler if it has none, which then prints every library's lines.
-    """
+    """Silences absl on orders that dp_accounting gives up: that only makes the bound looser. A root logger without a
+    handler would get one from absl, which prints every library's lines."""
     logger, root, placeholder = logging.getLogger("absl"), logging.getLogger(), logging.NullHandler()
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -29,11 +29,7 @@ def noise_multiplier_for_epsilon(
     accountant: str = PLD,
 ) -> float:
     """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at most a
-    target.
-
-    Found to a relative precision of 1e-4 and rounded up, so that the target is met at ``delta`` by the same accountant.
-    The adjacency is that of the event. With unsampled Gaussian events this is the analytic Gaussian mechanism (Balle
-    and Wang 2018).
+    target, to a relative precision of 1e-4 and rounded up. The adjacency is that of the event.
 
     Raises:
         ValueError: a target that is not finite and positive, a count below 1, no noise multiplier within NOISE_RANGE
@@ -121,11 +117,9 @@ def rounds_within(max_epsilon: float, *, event: DpEvent, delta: float, accountan
 
 
 def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], rounds: int) -> tuple[float, ...]:
-    """Per-round pure epsilons that add up to a total.
-
-    ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets 0.9 times that of the round before it), or a list of
-    the rounds' shares, which are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons
-    never pass the total by rounding.
+    """Per-round pure epsilons that add up to a total. ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets
+    0.9 times that of the round before it), or a list of the rounds' shares, which are scaled to the total. A part of
+    1e-12 is kept back, so that the releases' epsilons never pass the total by rounding.
 
     Raises:
         ValueError: a total or a share that is not finite and positive, rounds below 1, a list of

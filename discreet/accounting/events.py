@@ -97,9 +97,8 @@ def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_mult
 def joined_noise_multiplier(first: float, second: float) -> float:
     """The noise multiplier of the one Gaussian that two Gaussian releases about the same members cost together.
 
-    Each release is divided by its own noise: one member moves the first by at most 1 / first, the second by at most
-    1 / second, both together in L2 by sqrt(first^-2 + second^-2). Exact, and so for one sampled cohort too, which two
-    events by themselves would not be. 0 if one of them is 0: such a release has no noise.
+    Divided by its own noise, one member moves the first by at most 1 / first and both together in L2 by
+    sqrt(first^-2 + second^-2). Exact for one sampled cohort too, which two events are not. 0 if one of them is 0.
 
     Raises:
         ValueError: noise that is negative or not finite.

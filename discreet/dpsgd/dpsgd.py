@@ -21,8 +21,8 @@ from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.dropout import torch_draws_from
 from discreet.models.models import parts_of, trainable, trainable_part
-from discreet.per_example.objective import PADDING
-from discreet.per_example.per_example import Loss, clipped_gradient_sum, cross_entropy
+from discreet.per_example.objective import PADDING, Loss, cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.randomness import RandomSource, source_of

@@ -31,8 +31,6 @@ from discreet.per_example.terms import Parts, Rule, Tape, Term, Use, unchanged, 
 from discreet.per_example.trial import AGREEMENT, same_chance, try_out, unmoved
 from discreet.privacy.clipping import check_clip, clip_factors
 
-__all__ = ["Loss", "clipped_gradient_sum", "cross_entropy", "l1_clipped_gradient_sum"]
-
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
     **LAYER_RULES,

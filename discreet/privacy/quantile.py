@@ -59,7 +59,7 @@ class QuantileEstimator:
         """One step from a noised, centred count.
 
         Args:
-          centred_count: sum of (b - 1/2) over the replies, plus Gaussian(count_stddev). An empty cohort is noise alone.
+          centred_count: sum of (b - 1/2) over the replies, plus Gaussian(count_stddev).
           expected_cohort: q * population_size, a public constant above 0.
 
         Returns:

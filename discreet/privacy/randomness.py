@@ -67,13 +67,10 @@ class RandomSource:
         )
 
     def child(self, *labels: str | int) -> RandomSource:
-        """Another stream, independent of this one and of every child with other labels.
+        """Another stream, independent of this one and of every child with other labels, of which there is at least one.
 
         A seeded source gives the same child for the same labels, whatever was drawn before. A secure source gives a new
         key from the operating system each time. `child("a", "b")` and `child("a").child("b")` differ.
-
-        Raises:
-            ValueError: without labels, because two such children of a seeded source would be the same stream.
 
         >>> source = seeded_source(20617)
         >>> _ = source.words(3)

@@ -185,7 +185,7 @@ def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(model: nn.Module, params: Tensor, mine: Examples, **how: Any) -> Tensor:
         return shared_step(model, params, Examples(torch.cat([mine.inputs] * 2), torch.cat([mine.targets] * 2)), **how)
 
-    monkeypatch.setattr("discreet.node.client.shared_step", twice)
+    monkeypatch.setattr("discreet.training.shared_step.shared_step", twice)
 
 
 def clipped_for_twice_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_a_batch_worked_on_in_pieces_is_the_whole_batch_with_one_noise_and_one_c
 
 
 def many_batches(probability: float) -> Tensor:
-    """How often each of 50 examples was in one of 4000 batches, from secure randomness."""
+    """The number of 4000 batches that each of 50 examples was in, from secure randomness."""
     data = TensorDataset(torch.arange(50).unsqueeze(1), torch.zeros(50))
     loop = private(nn.Linear(1, 1), dataset=data, batch_size=int(50 * probability), seed=None)
     batches = (loop._batches.at(step)[0] for step in range(4000))

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.models.models import MODELS, build_model
-from discreet.per_example.per_example import clipped_gradient_sum, cross_entropy
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
 
 CLIP = 0.5
 IMAGES = {name: (1, 28, 28) for name in MODELS if name != "lstm"}

@@ -69,7 +69,7 @@ def _inverted(counts: Counts, epsilon: float, *, removed: bool, per_width: int, 
 
 
 def _saddle(log_integrand: Callable[[Real], Real]) -> tuple[float, float]:
-    """Where on the real axis the integrand is least, and how wide it is across it."""
+    """The place on the real axis at which the integrand is least, and its width there."""
     low, middle, high = 2.0**-12, 2.0**-11, 2.0**-10
     while log_integrand(np.array([middle])) > log_integrand(np.array([high])):
         low, middle, high = middle, high, 2 * high

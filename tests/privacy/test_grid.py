@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -20,13 +18,6 @@ from discreet.privacy.randomness import seeded_source
 FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1e-45, -1e-38, 0.1, 1.0, 1e6])
 UPDATES = st.lists(FLOATS, min_size=1, max_size=20)
 CLIPS = st.floats(1e-6, 1e4)
-
-
-@given(st.integers(-(2**52), 2**52), st.integers(-60, 10))
-def test_whole_steps_come_back_from_float64_unchanged(steps: int, exponent: int) -> None:
-    grid = Grid(2.0**exponent)
-    value = grid.to_float(torch.tensor([steps]), torch.float64)
-    assert Fraction(float(value)) == steps * Fraction(grid.step)
 
 
 @pytest.mark.parametrize("bits", [7, 9, 11])

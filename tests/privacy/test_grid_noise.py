@@ -102,7 +102,7 @@ def test_radius_words_near_an_end_are_never_decided_by_one_look() -> None:
 
 
 def further_bits(index: int) -> tuple[int, int]:
-    """What SHAKE-256 adds to the two uniforms at an index, for words that are all zero."""
+    """The bits that SHAKE-256 adds to the two uniforms at an index, for words that are all zero."""
     more = hashlib.shake_256(bytes(32 + 8) + index.to_bytes(8, "big")).digest(16)
     return int.from_bytes(more[:8], "big"), int.from_bytes(more[8:], "big")
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.per_example.per_example import clipped_gradient_sum, cross_entropy
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.recurrent import LSTMLayer
 from tests.privacy.test_per_example_oracle import Loss, assert_matches, clipped_sum, fast_sum, single_gradients
 

@@ -96,11 +96,6 @@ def test_what_no_rule_covers_is_right_and_said_once(
     assert f"by {words}" in record.getMessage()
 
 
-def test_gradients_that_are_built_are_built_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discreet.per_example.per_example._BUILT_FLOATS", 60)
-    assert_matches(seeded(Scaled), *batch(), clip=0.6)
-
-
 @pytest.mark.parametrize(
     "model",
     [

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.per_example.objective import objective_of
-from discreet.per_example.per_example import _way, clipped_gradient_sum, cross_entropy
+from discreet.per_example.objective import cross_entropy, objective_of
+from discreet.per_example.per_example import _way, clipped_gradient_sum
 from tests.privacy.test_per_example_choice import seeded
 from tests.privacy.test_per_example_oracle import assert_matches
 
@@ -98,7 +98,7 @@ TARGETS = torch.tensor([0, 1, 2, 2, 1])
 
 @pytest.fixture
 def fallen_back(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
-    """Whether torch.func or a loop was used, as the log says."""
+    """True if torch.func or a loop was used, as the log says."""
     caplog.set_level(logging.INFO, logger="discreet")
     return lambda: any("no rule knows" in record.getMessage() for record in caplog.records)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from discreet.per_example.per_example import clipped_gradient_sum, cross_entropy, l1_clipped_gradient_sum
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -19,7 +20,7 @@ def by_position(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_for(targets: Tensor) -> Loss:
-    """What the models of these tests learn by: one class an example, or one at each position."""
+    """The loss of the models of these tests: of one class an example, or one at each position."""
     return cross_entropy if targets.dim() == 1 else by_position
 
 
@@ -49,7 +50,7 @@ def clipped_sum(gradients: Tensor, clip: float, *, order: int = 2) -> tuple[Tens
 def fast_sum(
     model: nn.Module, inputs: Tensor, targets: Tensor, *, clip: float, order: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """What the code under test gives for norms of this order."""
+    """The sum by the code under test for norms of this order."""
     loss = loss_for(targets)
     if order == 1:
         return l1_clipped_gradient_sum(model, inputs, targets=targets, clip_norm=clip, loss=loss)

@@ -21,7 +21,7 @@ ALARM = 1e-4
 
 
 def inclusions(count: int, probability: float, *, rounds: int, seed: int) -> np.ndarray:
-    """Which index was in, by round: (rounds, count) of 0 and 1."""
+    """The indices that were in, by round: (rounds, count) of 0 and 1."""
     source = seeded_source(seed)
     table = np.zeros((rounds, count))
     for row in table:

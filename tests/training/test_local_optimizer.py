@@ -40,7 +40,7 @@ def of_torch(how: LocalSettings, params: list[nn.Parameter], steps: int) -> tupl
 
 
 def by_torch(how: LocalSettings, start: list[Tensor], gradients: list[list[Tensor]]) -> list[Tensor]:
-    """Where torch.optim leads with these gradients, one list a step."""
+    """The parameters after torch.optim's steps with these gradients, one list a step."""
     params = [nn.Parameter(values.clone()) for values in start]
     optimizer, scheduler = of_torch(how, params, len(gradients))
     for step in gradients:
