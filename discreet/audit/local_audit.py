@@ -22,6 +22,8 @@ from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_
 from discreet.privacy import mechanisms
 from discreet.privacy.mechanisms import laplace_step_sensitivity
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
+from discreet.server.guarantees import noised
+from discreet.settings.privacy import LOCAL
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig, client_settings
 from discreet.training.local_training import LocalSettings, settings_without_noise
@@ -41,7 +43,7 @@ def audit_local(config: RunConfig, *, releases: int, rounds: int = 1) -> Experim
       ConfigError: there is no local privacy, or there are fewer rounds, or fewer than two releases.
     """
     run = client_settings(config)
-    if run.local.kind == "none":
+    if not noised(config, LOCAL):
         raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
     if not 1 <= rounds <= config.rounds:
         raise ConfigError(f"an audit needs 1 .. {config.rounds} rounds (got {rounds})")
@@ -49,7 +51,6 @@ def audit_local(config: RunConfig, *, releases: int, rounds: int = 1) -> Experim
     spent, seen, precision = PrivacyLedger(), [], 0.0
     for number in range(1, rounds + 1):
         privacy = round_privacy(run, round_number=number)
-        assert privacy is not None
         claim = Claim.of(config.privacy, PrivacyLedger().record(privacy.event), "replace")
         seen.append((claim, scores_of(_score(privacy, training), releases, source.child("round", number))))
         spent, precision = spent.record(privacy.event), precision + privacy.noise_multiplier**-2

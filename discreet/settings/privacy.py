@@ -214,12 +214,3 @@ class PrivacyConfig:
     example: ExamplePrivacyConfig = ExamplePrivacyConfig()
     local: LocalPrivacyConfig = LocalPrivacyConfig()
     secure: SecureConfig = SecureConfig()
-
-    @property
-    def masked(self) -> bool:
-        """True if the server reads nothing but masked sums."""
-        return self.masks(USER) or self.masks(EXAMPLE)
-
-    def masks(self, guarantee: str) -> bool:
-        """True if a guarantee pays for masked sums, which the server's ledger has."""
-        return {USER: self.user.secure, EXAMPLE: self.example.secure}.get(guarantee, False)

@@ -6,7 +6,7 @@ import pytest
 
 from discreet.audit.local_audit import audit_local
 from discreet.audit.verdict import judge
-from discreet.node import release
+from discreet.privacy import clipping
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from tests.audit.made import halve_the_noise
@@ -41,7 +41,7 @@ def test_half_the_noise_of_a_local_release_is_found_from_outside(monkeypatch: py
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_an_update_that_is_not_clipped_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(release, "clip_by_norm", lambda rows, clip_norm, *, order: (rows / 100, None))
+    monkeypatch.setattr(clipping, "clip_by_norm", lambda rows, clip_norm, *, order: (rows / 100, None))
     assert judge(audit_local(settings(kind), releases=ENOUGH)).refuted
 
 
