@@ -53,7 +53,7 @@ class BatchedTransport:
         vector: SecureSum | None = None,
         workers: MakesWorkers | None = None,
     ) -> None:
-        self.run, self.engine, self.accounts = run, engine, accounts
+        self.run, self.engine, self.accounts, self._asked = run, engine, accounts, client_settings(run)
         answers = answers_of(run, engine.rates.query) if engine.rates else None
         trainer = _Trainer(run, engine, round_settings(run).release, answers, vector)
         self._workers = (workers or _workers_here)(trainer)
@@ -72,7 +72,7 @@ class BatchedTransport:
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[PartialReply | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
-        asked = TrainRequest(round_number, clip_norm, client_settings(self.run), work=work)
+        asked = TrainRequest(round_number, clip_norm, self._asked, work=work)
         refused: list[Failure] = []
         self._workers.begin(params)
         yield from self._workers.replies(self._admitted(asked, cohort, refused))

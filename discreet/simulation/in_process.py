@@ -73,7 +73,7 @@ class InProcessTransport:
 
 @dataclass(frozen=True, eq=False)
 class InTheClear:
-    """What masks would hide, added up in the process of a simulation: the same integers, the same noise, no masks.
+    """Adds up in one process what masks would hide: the same integers and the same noise, without masks.
 
     Attributes:
       transport: asks virtual clients, whose replies are sums of noised vectors.

@@ -9,6 +9,8 @@ import pytest
 
 from discreet.deployment.approve import main
 
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower's build
+
 
 def test_the_app_of_this_checkout_is_approved_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--folder", str(tmp_path)]) == 0

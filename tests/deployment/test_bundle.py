@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import re
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
-from discreet.deployment.approve import build_app
 from server_app.bundle_entry import OtherCodeError, use_installed
 from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower's build
 
 MOST_LINES = 16_060
 # The rooms that nodes run, each whole: docs/deployment.md says of each why it is there.
@@ -36,7 +39,7 @@ print([m.__file__ for m in ours if not str(m.__file__).startswith(sys.argv[1])],
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle").resolve()
-    with zipfile.ZipFile(build_app(folder, source=REPOSITORY)) as app:
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(REPOSITORY))) as app:
         app.extractall(folder / "app")
     return folder / "app"
 

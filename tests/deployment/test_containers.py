@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
-from discreet.deployment.approve import approve, build_app
+from discreet.deployment.approve import main as approve
 from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
 from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, write_connection
 from discreet.deployment.local_federation import wait_until
 from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark.append(pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"))  # of Flower's build
 
 LARGEST_IMAGE = 1.5e9
 UP_SECONDS, RUN_SECONDS = 900.0, 1200.0
@@ -128,7 +130,9 @@ class AloneNode:
         ]
         (data / "scans.csv").write_text("\n".join([head, *rows]) + "\n")
         (data / "data.toml").write_text('format = "csv"\nfile = "scans.csv"\ntarget = "digit"\nlow = 0\nhigh = 16\n')
-        approve(build_app(self.folder, source=self.deployment.folder), self.folder / "approved")
+        app = self.folder / "app.fab"
+        app.write_bytes(build_fab_from_disk(self.deployment.folder))
+        assert approve([str(app), "--folder", str(self.folder / "approved")]) == 0
         if os.getuid() == 0:
             give_to(self.folder, IMAGE_USER)
         self.server = "nowhere:1"

@@ -15,7 +15,6 @@ import ray
 
 from discreet.protocol.run_lost import RunLostError
 from discreet.settings.rules import ConfigError
-from discreet.simulation import ray_cluster
 from discreet.simulation.ray_cluster import connected, source_digest, versions
 
 HERE = versions()
@@ -62,19 +61,6 @@ def test_a_cluster_that_is_not_there_is_refused_at_once(named: str, monkeypatch:
             connected(address if named == "setting" else "auto"),
         ):
             pass
-
-
-def test_what_ray_says_of_a_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1\n    Python: 3.11.7\n")
-
-    monkeypatch.setattr(ray, "init", refuse)
-    monkeypatch.setattr(ray_cluster, "_reach", lambda _: None)
-    with (
-        pytest.raises(ConfigError, match=r"can't be joined: Version mismatch: The .* with: Ray: 2.1 Python: 3.11.7$"),
-        connected("10.0.0.1:6379"),
-    ):
-        pass
 
 
 def test_a_signal_that_comes_while_ray_connects_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
