@@ -252,7 +252,7 @@ FAULTS = (
     ),
     Fault(
         "a table that clips its rows has a rule",
-        "discreet.per_example.layer_rules:check_table",
+        "discreet.per_example.layer_rules:check_layer",
         always(None),
         "privacy/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
     ),
