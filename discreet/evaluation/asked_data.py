@@ -1,4 +1,4 @@
-"""What clients are asked of their data before the first round of a run, by simulated clients and by nodes alike."""
+"""Questions about clients' data before the first round of a run, the same for simulated clients and for nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("discreet")
 
 
 def answers_by(transport: Transport, session: Session, name: str) -> Replies:
-    """What all clients that can be asked answer to a question about their data, as it comes. They get no parameters."""
+    """Yields the answers of all available clients to a question about their data. They get no parameters."""
     members, report = list(transport.members()), RoundReport()
     asked = Work(trains=False, query=name)
     clip_norm, nothing = first_clip_norm(session.config), torch.zeros(0)

@@ -105,7 +105,7 @@ def in_arguments(text: str) -> str:
 
 @contextmanager
 def said_in_arguments() -> Iterator[None]:
-    """What the block finds wrong with a setting is said of the argument."""
+    """Names the argument in errors that the block raises about a setting."""
     try:
         yield
     except (ConfigError, LedgerError) as error:
@@ -114,7 +114,7 @@ def said_in_arguments() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a server's own evaluation says, if it does: see `scores_of`."""
+    """The result of a server's own evaluation, if it has one: see `scores_of`."""
 
     loss: float | None = None
     accuracy: float | None = None
@@ -274,7 +274,7 @@ def refuse_evaluation(
 
 
 def _write_arrays(folder: RunFolder, layout: ArrayLayout, loss: float | None) -> None:
-    """What a run that goes on needs beside its checkpoint: the arrays that stay, and the loss it started from."""
+    """Writes what a resumed run needs beside its checkpoint: the arrays that stay, and the first loss."""
     folder.arrays_path.parent.mkdir(exist_ok=True)
     metadata = {"layout": layout.described(), "loss": json.dumps(loss)}
     replace_file(folder.arrays_path, save(layout.kept_tensors(), metadata=metadata))

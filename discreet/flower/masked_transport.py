@@ -41,7 +41,7 @@ FLOAT_BITS = 32
 
 @dataclass(frozen=True)
 class SumTerms:
-    """What the masked sums of a run are, in every round.
+    """The constants of a run's masked sums.
 
     Attributes:
       vector: what is added up.

@@ -1,4 +1,4 @@
-"""What was spent, on disk: an append-only SQLite file whose rows are chained by digest.
+"""The ledger on disk: an append-only SQLite file whose rows are chained by digest.
 
 The server keeps one for the user-level guarantee of a run; a client keeps one of its own for its example-level and
 local guarantees, over every run it takes part in. A row is on disk before the release that it pays for is made, so a
@@ -90,19 +90,19 @@ class Sum(NamedTuple):
 
 
 class Account(Protocol):
-    """What is charged before a run's own ledger: see `discreet.server.population_account`."""
+    """An account that is charged before a run's own ledger: see `discreet.server.population_account`."""
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
         """Raises if these charges, for `what`, would pass the budget."""
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """What is spent, and how many of these rounds the budget has room for beside other charges."""
+        """Says what is spent, and how many of these rounds the budget has room for beside other charges."""
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """The same check, and the charge, in one transaction."""
 
     def mark(self) -> Mark:
-        """How far the account has come."""
+        """The account's position."""
 
 
 def _digest(previous: str, content: Sequence[object]) -> str:
@@ -234,7 +234,7 @@ class DurableLedger:
         return mark
 
     def _known(self, connection: sqlite3.Connection, here: KnownLedgers) -> Mark:
-        """What this machine knows of the ledger; LedgerError if nothing, or rows that the ledger does not hold."""
+        """The last position that this machine knows; LedgerError if none, or if the ledger lacks rows of it."""
         _, mark = _settings(connection)
         known = here.recall(mark.identity)
         if known is None:
@@ -281,7 +281,7 @@ class DurableLedger:
         self.check()
 
     def contains(self, mark: Mark) -> bool:
-        """Whether this is the ledger of a mark, and has not been turned back behind it."""
+        """True if this is the ledger of a mark, and holds all rows up to it."""
         with self._connect() as connection:
             _, own = _settings(connection)
             return own.identity == mark.identity and _head_at(connection, mark.rows) == mark.head
@@ -293,7 +293,7 @@ class DurableLedger:
         return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
 
     def mark(self) -> Mark:
-        """How far the ledger has come. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
+        """The ledger's position. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
         with self._connect() as connection:
             return _settings(connection)[1]
 
@@ -322,7 +322,7 @@ class DurableLedger:
             return [Release(*row) for row in connection.execute("select * from releases order by number")]
 
     def verify(self) -> list[str]:
-        """What is wrong with the file, in one sentence; empty if the chain holds.
+        """Lists the faults of the file, a sentence each; empty if the chain holds.
 
         The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who rewrites the whole
         file with a new chain: compare the head digest with a copy kept elsewhere for that.

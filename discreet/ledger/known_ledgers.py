@@ -1,4 +1,4 @@
-"""What this machine knows of the ledgers that it charges: how far each one has come, kept apart from the ledgers.
+"""The rollback guard: the last position of each ledger that this machine charges, kept apart from the ledgers.
 
 A ledger that was put back from an older copy, or one of two copies that were both charged, is whole in itself: only
 something that is not copied along can tell. That is a small SQLite file in a folder of the user's own. It holds no
@@ -39,7 +39,7 @@ class LedgerDiskError(LedgerError, OSError):
 
 
 def unusable(what: str, error: Exception) -> LedgerError:
-    """What SQLite's error means, said of `what`."""
+    """The ledger's error for an error of SQLite, said of `what`."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details of SQLite's extended codes
     kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
     return kind(f"{what}: {error}")
@@ -56,7 +56,7 @@ def typed(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a ledger had come: its identity, its number of rows, and the digest of the last one."""
+    """A position in a ledger: its identity, its number of rows, and the digest of the last one."""
 
     identity: str
     rows: int
@@ -113,13 +113,13 @@ class KnownLedgers:
             raise _unusable(self.path, error) from error
 
     def recall(self, identity: str) -> Mark | None:
-        """How far a ledger had come when this machine charged it last; None if it never did."""
+        """The position of a ledger after this machine's last charge; None if it never charged it."""
         query = "select identity, rows, head from ledgers where identity = ?"
         rows, _ = self._execute(query, (identity,))
         return Mark(*rows[0]) if rows else None
 
     def another_at(self, path: Path, identity: str) -> bool:
-        """Whether the ledger that this machine knows at a path is another one."""
+        """True if this machine knows another ledger at the path."""
         query = "select count(*) from ledgers where path = ? and identity != ?"
         ((count,),), _ = self._execute(query, (str(path.resolve()), identity))
         return bool(count)

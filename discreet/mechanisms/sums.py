@@ -125,7 +125,7 @@ class CohortSum:
         self.below += reply.below
 
     def part(self) -> PartialReply:
-        """What has been added up, to be taken into another sum. Not a copy."""
+        """The values added so far, for another sum to take in. Not a copy."""
         return PartialReply(self._values, self.below, self.replies, self.clip_norm, self.grid)
 
     @property
@@ -156,7 +156,7 @@ def take_all(replies: Replies, total: CohortSum | None, answers: Answers | None)
 
 @dataclass(frozen=True)
 class Round:
-    """What a release needs of its round.
+    """The facts of a round that its release needs.
 
     Attributes:
       number: of the rounds before it.

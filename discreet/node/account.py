@@ -1,4 +1,4 @@
-"""What clients have spent, over every round of every run, and the budgets that end it."""
+"""The accounts of clients: their spending over all rounds of all runs, and the budgets that end it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Accounts:
         return epsilon_of(spent, self.delta, self.accountant)
 
     def after(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> dict[str, PrivacyLedger]:
-        """What is spent with charges of one round and holder, which are not written yet, under their guarantees.
+        """The spending of each guarantee with charges of one round and holder that are not written yet.
 
         Raises:
           Refused: it would pass a budget.

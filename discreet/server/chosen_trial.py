@@ -60,7 +60,7 @@ def model_row(
 
 
 def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
-    """What a choice among trials that draw one of these configurations costs if every trial runs all of its rounds.
+    """The cost of a choice among trials of these configurations, each trial with all of its rounds.
 
     `repeated`: the most rounds that a trial did a second time because it was interrupted.
 

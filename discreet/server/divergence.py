@@ -55,7 +55,7 @@ class ClipWatch:
     said: set[str] = field(default_factory=set)
 
     def notes(self, clip_norm: float, share: float | None) -> Iterator[str]:
-        """What is new after a round with this share, which has moved the clip norm to `clip_norm`."""
+        """Yields the warnings that are new after a round with this share, which moved the clip norm to `clip_norm`."""
         user = self.user
         if user is None or share is None:
             return

@@ -1,4 +1,4 @@
-"""Whether a run can learn through its own noise: said before it spends anything."""
+"""The noise outlook: says before a run spends anything if it can learn through its own noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from discreet.settings.run_config import RunConfig
 
 @dataclass(frozen=True)
 class NoiseOutlook:
-    """What is expected of a run's noise.
+    """The expected effect of a run's noise.
 
     Attributes:
       ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
@@ -43,12 +43,12 @@ class NoiseOutlook:
 
     @property
     def loud(self) -> bool:
-        """Whether noise drives the model."""
+        """True if noise drives the model."""
         return self.drive > self.limit
 
     @property
     def drowned(self) -> bool:
-        """Whether the run will not learn."""
+        """True if the run will not learn."""
         return self.loud and not self.early
 
     def __str__(self) -> str:

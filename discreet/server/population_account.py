@@ -156,7 +156,7 @@ class PopulationAccount:
         own.account = self
 
     def _name_of(self, own: DurableLedger, folder: RunFolder) -> str:
-        """What the rows of a run bear: where it lay when it began, and the identity of its ledger, which stays."""
+        """The name of a run in its rows: its first place on disk, and the identity of its ledger, which stays."""
         identity = own.mark().identity
         known = (run for run in self.ledger.holders(USER) if run.endswith(identity))
         return next(known, f"{folder.path} {identity}")
@@ -181,11 +181,10 @@ class PopulationAccount:
         self.budget.require_room(self._spending.ledger, charges)
 
     def mark(self) -> Mark:
-        """How far the account has come."""
         return self.ledger.mark()
 
     def total(self) -> PrivacyLedger:
-        """What all runs together have spent by now."""
+        """The spending of all runs together."""
         self._spending = self._spending.read(self.ledger.sums)
         return self._spending.ledger
 
@@ -194,13 +193,13 @@ class PopulationAccount:
         return self.ledger.holders(USER)
 
     def count(self) -> str:
-        """How many runs have charged the account, in words."""
+        """The number of runs that have charged the account, in words."""
         number = len(self.runs())
         return f"{number} run{'' if number == 1 else 's'}"
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """What is spent before a run, and how many of its rounds, a charge each, the budget has room for if the charges
-        `beside` them are made too; in one line."""
+        """Says in one line what is spent before a run, and how many of its rounds, a charge each, fit into the budget
+        with the charges `beside` them."""
         spent, most, planned = self.total(), self.budget.max_epsilon, len(rounds)
         said = f"account {self.path}: epsilon {self.budget.epsilon(spent):.4g} is spent by {self.count()}"
         room = bisect_left(range(1, planned + 1), True, key=lambda count: not self._fit([*beside, *rounds[:count]]))
@@ -216,7 +215,7 @@ class PopulationAccount:
         return True
 
     def facts(self) -> dict[str, object]:
-        """What privacy.json says of the account, as it stands now."""
+        """The account's facts for privacy.json, as they stand now."""
         spent = self.total()
         chosen, delta = self.budget.accountant, self.population.delta
         only = chosen == RDP and self.population.adjacency == ADJACENCIES[1]  # which PLD does not know
@@ -245,7 +244,7 @@ def create_account(path: Path, population: Population, *, max_epsilon: float | N
 
 
 def is_account(facts: Mapping[str, Any]) -> bool:
-    """Whether a ledger that was made with these facts is the account of a population."""
+    """True if a ledger that was made with these facts is the account of a population."""
     return facts.keys() == {*SETTINGS, LIMIT}
 
 

@@ -133,7 +133,7 @@ class RunFolder:
             raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
 
     def marks(self) -> dict[str, Mark]:
-        """How far each ledger had come at the last checkpoint."""
+        """The position of each ledger at the last checkpoint."""
         return {name: Mark(*mark) for name, mark in _checkpoint_facts(self.checkpoint_path, "ledgers").items()}
 
     def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
@@ -284,7 +284,7 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What is known of a run besides its metrics and its ledger.
+    """The status of a run, beside its metrics and its ledger.
 
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for

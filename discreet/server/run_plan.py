@@ -33,7 +33,7 @@ class Plan:
     evaluation: EvaluationPlan | None = None
 
     def joins(self, number: int) -> bool:
-        """Whether the cohort of a round also rates the model that it starts from."""
+        """True if the cohort of a round also rates the model that it starts from."""
         return self.evaluation is not None and self.evaluation.config.joins(number)
 
     def settings_of(self, number: int) -> RoundSettings:
@@ -42,7 +42,7 @@ class Plan:
 
 
 def cohort_sampling(config: RunConfig) -> CohortSampling:
-    """How the cohorts of a configuration are drawn."""
+    """The sampling of a configuration's cohorts."""
     return CohortSampling(config.sampling.kind, config.sampling_probability, config.population_size)
 
 
@@ -62,7 +62,7 @@ def round_settings(
 
 
 def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
-    """How the sum of answers of so many numbers is released, see `AnswerNoise`."""
+    """The release of the sum of answers of `length` numbers, see `AnswerNoise`."""
     return server_noise(
         config,
         length,
@@ -73,7 +73,7 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
 
 
 def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients:
-    """How answers to a query are released: noised at the server, or by each client."""
+    """The release of answers to a query: noised at the server, or by each client."""
     if server_mechanism(client_settings(config)) is not None:
         return answer_noise(config, query.length)
     cohort, probability = expected_cohort(client_settings(config)), config.sampling_probability
@@ -86,7 +86,7 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
 
 
 def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> EvaluationPlan:
-    """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`. `num_params`: of its model."""
+    """The plan of a run with evaluation.kind=private, see `EvaluationPlan`. `num_params`: of its model."""
     sizes, mechanism, event = Sizes(num_params, query.length), server_mechanism(client_settings(config)), None
     if mechanism is not None:
         noise = terms_of(mechanism).noise_multiplier

@@ -40,7 +40,7 @@ logger = logging.getLogger("discreet")
 
 
 class Scores(Protocol):
-    """How good a model is on the server's public test set; None is what is not known."""
+    """The evaluation of a model on the server's public test set. None: not known."""
 
     @property
     def loss(self) -> float | None:
@@ -153,7 +153,7 @@ class TrainingRun:
         return rated
 
     def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
-        """What the clients of a cohort say of a model."""
+        """Asks the clients of a cohort about a model."""
         number, params = last.round + 1, last.params
         return self.transport.ask(
             round_number=number, params=params, clip_norm=last.clip_norm, cohort=cohort, work=work
@@ -198,8 +198,8 @@ class TrainingRun:
         return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
 
     def _nobody_left(self) -> bool:
-        """Whether every client that can be asked has refused in this run. A spent budget or a policy stays what it is,
-        so that a client that refused once stays out; the others go on without it."""
+        """True if every available client has refused in this run. A client that refused once stays out, for a spent
+        budget or a policy does not change."""
         return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
 
     def _gives_up(self, number: int, lost: RoundAbandoned) -> bool:
@@ -284,7 +284,7 @@ class TrainingRun:
         return evaluation, row
 
     def _epsilons(self, after: State) -> dict[str, float]:
-        """What is spent by now; infinity for a guarantee that is off."""
+        """The epsilon of each guarantee by now; infinity for one that is off."""
         spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
         for name, each in self.mechanisms.items():
             key = f"epsilon_{name}"
@@ -300,7 +300,7 @@ def after_round(status: RunStatus, report: RoundReport, *, number: int, nodes: i
 
 
 def _score(loss: float | None, score: float | None) -> tuple[float, float]:
-    """What the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
+    """The key that the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
     return score or 0.0, -(loss or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""How a round's cohort is asked: through Flower's grid, or in the same process. The algorithm does not see which."""
+"""The transport of a round: through Flower's grid, or in the same process. The algorithm does not see which."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Transport(Protocol):
 
 @dataclass
 class RoundReport:
-    """What a round's replies say of themselves: counted as they pass, kept apart from what is added up."""
+    """Statistics of a round's replies: counted as they pass, kept apart from their sum."""
 
     cohort: int = 0
     failures: Counter[str] = field(default_factory=Counter)
