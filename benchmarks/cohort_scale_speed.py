@@ -81,7 +81,7 @@ def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> State
     engine = engine_of(run, task, client_examples=held)
     with BatchedTransport(run, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
-            cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
+            cohort = cohort_sampling(run).draw(exchange.available_clients(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
             updates = RoundReport().accept(replies)
             state, _ = dp_fedavg_round(

@@ -169,7 +169,7 @@ class CanaryTransport:
         self.user, self.replaced = user, replaced
         self.others = user.empty(len(canaries.signs), 1.0)
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """The honest clients, and the canaries that are in; all canaries if they are replaced."""
         there = np.ones_like(self.canaries.included) if self.replaced else self.canaries.included
         return [*range(self.honest), *(self.honest + np.flatnonzero(there)).tolist()]

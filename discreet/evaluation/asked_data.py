@@ -23,14 +23,14 @@ logger = logging.getLogger("discreet")
 
 def answers_by(transport: Transport, session: Session, name: str) -> Replies:
     """Yields the answers of all available clients to a question about their data. They get no parameters."""
-    members, report = list(transport.members()), RoundReport()
+    available, report = list(transport.available_clients()), RoundReport()
     asked = Work(trains=False, query=name)
     clip_norm, nothing = first_clip_norm(session.config), torch.zeros(0)
-    replies = transport.ask(round_number=1, params=nothing, clip_norm=clip_norm, cohort=members, work=asked)
+    replies = transport.ask(round_number=1, params=nothing, clip_norm=clip_norm, cohort=available, work=asked)
     yield from report.accept(replies)
     report.log_failures()
-    answered = len(members) - sum(report.failures.values())
-    logger.info("%d of %d clients answered what their data are like", answered, len(members))
+    answered = len(available) - sum(report.failures.values())
+    logger.info("%d of %d clients answered what their data are like", answered, len(available))
 
 
 def normalised(session: Session, answers: Answers) -> Session:

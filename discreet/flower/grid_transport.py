@@ -123,7 +123,7 @@ class GridTransport:
     says: Callable[[str], str] = str
     nodes: list[int] = field(default_factory=list)
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """Virtual clients, or the connected nodes.
 
         Before the first round it waits for `min_nodes`; later for one, since a round without anybody would spend

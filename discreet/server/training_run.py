@@ -80,7 +80,7 @@ class TrainingRun:
         self.progress = Progress(None, self.rounds)
         before = read_status(self.folder) or RunStatus("running", self.rounds)
         self.status = replace(before, state="running", rounds=self.rounds, reason=None)
-        self.members: Sequence[int] = ()
+        self.available: Sequence[int] = ()
         self.out: set[int] = set()
         self.abandoned, before_now = 0, self.folder.read_metrics()
         shares = [row["fraction_below"] for row in before_now]
@@ -136,10 +136,10 @@ class TrainingRun:
             return last
 
     def _rate(self, plan: EvaluationPlan, last: State) -> State:
-        self.members = self.transport.members()
+        self.available = self.transport.available_clients()
         source = self.context.source.child("evaluation", last.round)
         report = RoundReport(finite=self.finite)
-        cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
+        cohort = self.plan.sampling.draw(self.available, source.child("cohort"))
         replies = self._ask(last, cohort, RATE)
         charge, noise = partial(self._charge, last.round, USER), source.child("noise")
         at = plan.joined.of_round(last, noise, charge)
@@ -195,12 +195,12 @@ class TrainingRun:
 
     def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
-        return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
+        return self.plan.sampling.draw(self.available, self._draw(checkpoint).child("cohort"))
 
     def _nobody_left(self) -> bool:
         """True if every available client has refused in this run. A client that refused once stays out, for a spent
         budget or a policy does not change."""
-        return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
+        return len(self.out) >= len(self.available) > 0 and self.out.issuperset(self.available)
 
     def _gives_up(self, number: int, lost: RoundAbandoned) -> bool:
         """Counts an attempt of a round that was abandoned, and says whether it was the last one."""
@@ -213,7 +213,7 @@ class TrainingRun:
 
     def _next_round(self, checkpoint: State) -> tuple[State, RoundReport]:
         """Does the round after `checkpoint`; writes ledger, metrics, checkpoint, in that order."""
-        self.members = self.transport.members()  # the time that it waits for clients is no round's
+        self.available = self.transport.available_clients()  # the time that it waits for clients is no round's
         started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
         work = TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN
         replies = self.progress.counted(self._ask(checkpoint, cohort, work), cohort=len(cohort))
@@ -276,7 +276,7 @@ class TrainingRun:
         }
         self.folder.append_metrics(row)
         self.losses += [] if evaluation.loss is None else [evaluation.loss]
-        self.status = after_round(self.status, report, number=after.round, nodes=len(self.members))
+        self.status = after_round(self.status, report, number=after.round, nodes=len(self.available))
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(report.failures)}
         logger.info(round_line(row, rounds=self.rounds), extra={"fields": fields})

@@ -64,7 +64,7 @@ def check_exchange(transport: object, *, masked: bool) -> None:
 class Transport(Protocol):
     """Asks clients for their updates. One with `makes_sums` brings nothing else but one `UnopenedSum` of them."""
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
     def ask(

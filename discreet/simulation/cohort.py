@@ -63,7 +63,7 @@ class BatchedTransport:
     def __exit__(self, *_: object) -> None:
         self._workers.close()
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """Every virtual client."""
         return range(len(self.engine.client_examples))
 

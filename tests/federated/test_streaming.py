@@ -72,7 +72,9 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     grid = EagerGrid(clients)
     transport = GridTransport(grid, OwnMessages(client_settings(RunConfig())), timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
-    replies = transport.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.members()))
+    replies = transport.ask(
+        round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.available_clients())
+    )
     settings = RoundSettings(clients, ServerSGD(), PlainSum())
     after, metrics = dp_fedavg_round(
         state, RoundReport().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
