@@ -14,7 +14,7 @@ from discreet.protocol.messages import Work
 from discreet.queries.query import NORMALISE, Query
 from discreet.server.run_context import first_clip_norm
 from discreet.server.session import Session
-from discreet.server.transport import RoundReport, Transport
+from discreet.server.transport import ReplyStats, Transport
 
 Answers = Callable[[Query], Replies]
 
@@ -23,13 +23,13 @@ logger = logging.getLogger("discreet")
 
 def answers_by(transport: Transport, session: Session, name: str) -> Replies:
     """Yields the answers of all available clients to a question about their data. They get no parameters."""
-    available, report = list(transport.available_clients()), RoundReport()
+    available, stats = list(transport.available_clients()), ReplyStats()
     asked = Work(trains=False, query=name)
     clip_norm, nothing = first_clip_norm(session.config), torch.zeros(0)
     replies = transport.ask(round_number=1, params=nothing, clip_norm=clip_norm, cohort=available, work=asked)
-    yield from report.accept(replies)
-    report.log_failures()
-    answered = len(available) - sum(report.failures.values())
+    yield from stats.accept(replies)
+    stats.log_failures()
+    answered = len(available) - sum(stats.failures.values())
     logger.info("%d of %d clients answered what their data are like", answered, len(available))
 
 

@@ -79,7 +79,7 @@ class Transport(Protocol):
 
 
 @dataclass
-class RoundReport:
+class ReplyStats:
     """Statistics of a round's replies: counted as they pass, kept apart from their sum."""
 
     cohort: int = 0
