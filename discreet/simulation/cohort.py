@@ -1,4 +1,4 @@
-"""Trains whole cohorts of virtual clients, many at a time: what `InProcessTransport` does one by one."""
+"""Trains whole cohorts of virtual clients, in batches. `InProcessTransport` trains them sequentially."""
 
 from __future__ import annotations
 
