@@ -160,13 +160,13 @@ FAULTS = (
     ),
     Fault(
         "a choice among trials costs as much as one of them",
-        "discreet.server.chosen_trial:selection_event",
+        "discreet.server.private_selection:selection_event",
         lambda real: lambda spent, *, trials: real(spent, trials=replace(trials, mean=1.0)),
         "cli/test_tune.py::test_the_cost_is_the_published_one",
     ),
     Fault(
         "a round of a trial that was done twice is paid for once",
-        "discreet.server.chosen_trial:_planned",
+        "discreet.server.private_selection:_planned",
         lambda real: lambda config, repeated: real(config, 0),
         "cli/test_tune.py::test_a_round_that_was_done_again_costs_more",
     ),

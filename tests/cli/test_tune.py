@@ -16,9 +16,9 @@ from discreet.ledger.known_ledgers import Mark
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
-from discreet.server.chosen_trial import cost_of, publish, require_room
 from discreet.server.guarantees import server_mechanism
 from discreet.server.population_account import ADJACENCIES, Population, create_account
+from discreet.server.private_selection import cost_of, publish, require_room
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.settings.compose import load_config

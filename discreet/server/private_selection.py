@@ -1,4 +1,4 @@
-"""The best of a random number of trials: what the choice costs, and the run that was chosen.
+"""Private selection: the best of a random number of trials, the cost of that choice, and the chosen run.
 
 Each file of the chosen run states the cost of the choice, not that of a trial.
 """
