@@ -18,7 +18,6 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, Work
 from discreet.queries.scores import main_score
-from discreet.server.divergence import ClipWatch, divergence
 from discreet.server.guarantees import mechanisms_of
 from discreet.server.progress import Progress, round_line
 from discreet.server.round import RoundMetrics, dp_fedavg_round
@@ -26,6 +25,7 @@ from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunStatus, read_status, write_status
 from discreet.server.run_plan import Plan
 from discreet.server.state import Outcome, State
+from discreet.server.stopping_rule import ClipWatch, stopping_reason
 from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
 from discreet.settings.privacy import GUARANTEES, USER
 
@@ -160,7 +160,7 @@ class TrainingRun:
         )
 
     def _run_rounds(self, checkpoint: State) -> Outcome:
-        while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
+        while (lost := stopping_reason(self.losses, chance_loss=self.plan.chance_loss)) is None:
             if checkpoint.round >= self.rounds:
                 return Outcome(checkpoint, None)
             try:
