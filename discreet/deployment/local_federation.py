@@ -120,7 +120,7 @@ class Federation:
         wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the gate answers")
         write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
 
-    def start_warm_clients(self) -> None:
+    def start_preforked_clients(self) -> None:
         """Starts the preforked clients of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
         process = self.start("clients", clients_command(path))
@@ -255,7 +255,7 @@ def federation_of(nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path
     """
     names = [f"node-{number}" for number in range(len(nodes))]
     with empty_federation(folder, names, pause=max(1, len(nodes)) * SHORTEST_PAUSE) as federation:
-        federation.start_warm_clients()
+        federation.start_preforked_clients()
         for name, data in zip(names, nodes, strict=True):
             ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
             federation.start_node(name, *data, *ledger)
