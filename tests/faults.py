@@ -325,10 +325,10 @@ FAULTS = (
         "client/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
     ),
     Fault(
-        "the gate passes on the registering of nodes",
+        "the node proxy passes on the registering of nodes",
         "discreet.deployment.gate:CALLS",
         lambda calls: (*calls, "register-node"),
-        "deployment/test_gate.py::test_everything_else_stops_at_the_gate",
+        "deployment/test_gate.py::test_everything_else_stops_at_the_node_proxy",
     ),
 )
 

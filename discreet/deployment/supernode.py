@@ -123,7 +123,7 @@ def start_preforked_clients() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.supernode", description=__doc__)
-    parser.add_argument("--superlink", required=True, help="host:port of the server's gate")
+    parser.add_argument("--superlink", required=True, help="host:port of the server's node proxy")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--key", type=Path, required=True, help="this node's private key")
     parser.add_argument("--ledger", type=Path, required=True, help="its account, made by discreet ledger create")
