@@ -227,7 +227,7 @@ FAULTS = (
     ),
     Fault(
         "a ledger in the place of another one is charged",
-        "discreet.ledger.known_ledgers:KnownLedgers.another_at",
+        "discreet.ledger.rollback_guard:RollbackGuard.another_at",
         always(False),
         "federated/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",
     ),

@@ -19,7 +19,7 @@ from discreet.accounting.events import ACCOUNTANTS, RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, Sum
-from discreet.ledger.known_ledgers import Mark
+from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.server.run_folder import ACCOUNT, RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
@@ -145,10 +145,10 @@ class PopulationAccount:
           LedgerError: the account is older than the run's checkpoint, or lacks what the run has spent.
         """
         self.run = self._name_of(own, folder)
-        mark = folder.marks().get(ACCOUNT) if folder.checkpoint_path.exists() else None
+        position = folder.positions().get(ACCOUNT) if folder.checkpoint_path.exists() else None
         here = dict(self.ledger.spent(USER, holder=self.run).entries)
         lacking = [event for event, count in own.spent(USER).entries if here.get(event, 0) < count]
-        if lacking or (mark is not None and not self.ledger.contains(mark)):
+        if lacking or (position is not None and not self.ledger.contains(position)):
             raise LedgerError(
                 f"privacy.user.account={self.path} lacks what the run in {folder.path} has spent: it is older than the "
                 "run, or another account. Put back the one that the run has charged"
@@ -157,7 +157,7 @@ class PopulationAccount:
 
     def _name_of(self, own: DurableLedger, folder: RunFolder) -> str:
         """The name of a run in its rows: its first place on disk, and the identity of its ledger, which stays."""
-        identity = own.mark().identity
+        identity = own.position().identity
         known = (run for run in self.ledger.holders(USER) if run.endswith(identity))
         return next(known, f"{folder.path} {identity}")
 
@@ -180,8 +180,8 @@ class PopulationAccount:
         self._spending = self._spending.read(sums)
         self.budget.require_room(self._spending.ledger, charges)
 
-    def mark(self) -> Mark:
-        return self.ledger.mark()
+    def position(self) -> LedgerPosition:
+        return self.ledger.position()
 
     def total(self) -> PrivacyLedger:
         """The spending of all runs together."""
@@ -227,7 +227,7 @@ class PopulationAccount:
             "epsilon_is": "of all runs that have charged the account by now, composed",
             "max_epsilon": self.budget.max_epsilon,
             "releases": spent.num_releases,
-            "head": self.mark().head,
+            "head": self.position().head,
         }
 
 

@@ -73,7 +73,7 @@ def privacy_facts(
         "accountant": config.privacy.accountant,
         "seed": config.seed,
         "protects_nobody": config.seed is not None,
-        "ledger_head": ledger.mark().head,
+        "ledger_head": ledger.position().head,
         "account": None if account is None else account.facts(),
         "guarantees": [
             _facts(mechanism, statement, config, ledger, outcome.checkpoint)

@@ -227,7 +227,7 @@ class TrainingRun:
         after = stats.added_to(state)
         evaluation, row = self._report(after, metrics, stats, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
-        self.folder.save_checkpoint(after, account=self.ledger.account.mark() if self.ledger.account else None)
+        self.folder.save_checkpoint(after, account=self.ledger.account.position() if self.ledger.account else None)
         score = _score(evaluation.loss, evaluation.scores.get(main_score(evaluation.scores)))
         if _is_finite(evaluation.loss) and score > self.best:
             self.best = score

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
-from discreet.ledger.known_ledgers import Mark
+from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
@@ -228,7 +228,7 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config)
 
-    def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: Mark | None = None) -> None:
+    def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         if not best:  # the one before the first round is written as the best so far
             raise KilledError
         save(files, checkpoint, best=best, account=account)
