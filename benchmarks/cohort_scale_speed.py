@@ -22,7 +22,7 @@ from discreet.server.round import dp_fedavg_round
 from discreet.server.run_context import first_clip_norm
 from discreet.server.run_plan import cohort_sampling, round_settings
 from discreet.server.state import State, initial_state
-from discreet.server.transport import RoundReport
+from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SampledExamples
@@ -81,9 +81,9 @@ def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> State
     engine = engine_of(run, task, client_examples=held)
     with BatchedTransport(run, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
-            cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
+            cohort = cohort_sampling(run).draw(exchange.available_clients(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
-            updates = RoundReport().accept(replies)
+            updates = ReplyStats().accept(replies)
             state, _ = dp_fedavg_round(
                 state, updates, round_settings(run), source=secure_source(), charge=lambda _: None
             )

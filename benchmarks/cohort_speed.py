@@ -78,7 +78,7 @@ def digits_like(count: int = EXAMPLES) -> Task:
 def rows(
     *, models: Sequence[str] = MODELS, examples: int = EXAMPLES, clients: int = CLIENTS, repetitions: int = 7
 ) -> list[Row]:
-    """Clients a second for each model and way, and ratios to one by one and to pfl-research."""
+    """Clients a second for each model and way, and ratios to sequential training and to pfl-research."""
     task = digits_like(examples)
     parts = partition_indices(task.train.targets, DataConfig(num_clients=clients, partition_seed=SEED))
     found = []
@@ -94,7 +94,7 @@ def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict
     run, exact = (load_config([*WORK, f"model.name={name}", f"privacy.noise={noise}"]) for noise in ("float", "grid"))
     ways = {
         "plain loop of PyTorch": _plain_loop(run, task, held),
-        "one by one": _one_by_one(run, task, held, None),
+        "sequential": _sequential(run, task, held, None),
         "batched": _batched(run, task, held, None),
         "batched, sums on the grid": _batched(exact, task, held, None),
     }
@@ -108,7 +108,7 @@ def _dp_sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> d
     run = load_config([*WORK, *DP_SGD, "privacy.noise=float", f"model.name={name}"])
     ledgers = [DurableLedger.create(folder / f"{name}-{number}.db") for number in range(2)]
     return {
-        "DP-SGD, one by one": _one_by_one(run, task, held, ledgers[0]),
+        "DP-SGD, sequential": _sequential(run, task, held, ledgers[0]),
         "DP-SGD, batched": _batched(run, task, held, ledgers[1]),
     }
 
@@ -118,8 +118,8 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
     cohort = min(COHORT, clients)
     for repetition in range(repetitions + 1):
         for way, rounds in ways.items():
-            # Rounds cost nothing beside their clients where these are trained one by one.
-            few = max(1, cohort // 10) if "one by one" in way or "plain" in way else cohort
+            # Rounds cost nothing beside their clients where these are trained sequentially.
+            few = max(1, cohort // 10) if "sequential" in way or "plain" in way else cohort
             # Several rounds a turn: the first one finds the caches as another way left them. Turn 0 warms up.
             turn, number = time.perf_counter(), repetition
             while (started := time.perf_counter()) < turn + TURN_SECONDS:
@@ -128,7 +128,7 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
                 if repetition:
                     times[way].append((time.perf_counter() - started) / few)
     speeds = {way: 1 / median(values) for way, values in times.items()}
-    base, peer = next(speed for way, speed in speeds.items() if "one by one" in way), speeds.get("pfl-research")
+    base, peer = next(speed for way, speed in speeds.items() if "sequential" in way), speeds.get("pfl-research")
     return [
         {"model": name, "way": way, "clients_per_second": speed, "ratio": speed / base}
         | ({"to_pfl": speed / peer} if peer else {})
@@ -158,7 +158,7 @@ def _plain_loop(run: RunConfig, task: Task, held: ClientExamples) -> Rounds:
     return rounds
 
 
-def _one_by_one(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
+def _sequential(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The clients that Flower runs, called one after the other."""
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     start, request = flatten_parameters(model), TrainRequest(1, CLIP_NORM, client_settings(run))

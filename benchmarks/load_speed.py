@@ -1,8 +1,8 @@
 """The load of many nodes on one server: `discreet benchmark load`.
 
-A SuperLink and its gate, with TLS and node keys, and as many light nodes: threads of one process, each with a key and a
-connection of its own, and no ClientApp. A server can't tell them from SuperNodes. Processor seconds of the server's
-three processes are measured beside the clock, which other programs on the machine disturb more.
+A SuperLink and its node proxy, with TLS and node keys, and as many light nodes: threads of one process, each with a key
+and a connection of its own, and no ClientApp. A server can't tell them from SuperNodes. Processor seconds of the
+server's three processes are measured beside the clock, which other programs on the machine disturb more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from discreet.server.run_folder import RunFolder
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 NODES, SIZES = (4, 10, 20, 40), (100_000, 1_000_000, 5_000_000)
-PARTS = ("gate", "link", "app")  # the gate, the SuperLink, the ServerApp
+PARTS = ("gate", "link", "app")  # the node proxy, the SuperLink, the ServerApp
 PAUSE_SECONDS = 3.0  # between two looks of a light node for a message; a SuperNode's are 0.5 to 3 s
 PATIENCE_SECONDS, LOOK_SECONDS = 3600.0, 0.25
 TICKS, MEBIBYTE = os.sysconf("SC_CLK_TCK"), 2**20
@@ -39,7 +39,8 @@ Row = dict[str, Any]
 
 def rows(nodes: Sequence[int] = NODES, sizes: Sequence[int] = SIZES, *, rounds: int = 3) -> list[Row]:
     """A row for each number of nodes and of parameters: seconds of a round by the clock, processor seconds of the
-    gate, the SuperLink (link) and the ServerApp (app) for a round, and their peaks of resident memory in MiB."""
+    node proxy (gate), the SuperLink (link) and the ServerApp (app) for a round, and their peaks of resident memory in
+    MiB."""
     return [row for count in nodes for row in rows_of(count, sizes, rounds=rounds)]
 
 
@@ -125,7 +126,7 @@ def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
     with empty_federation(folder, names, pause=PAUSE_SECONDS) as federation:
         ready, keys = folder / "nodes-ready", [federation.secrets / "nodes" / f"{name}.key" for name in names]
         command = [
-            *(sys.executable, "-m", "benchmarks.load_speed", "--light", f"127.0.0.1:{federation.gate_port}"),
+            *(sys.executable, "-m", "benchmarks.load_speed", "--light", f"127.0.0.1:{federation.proxy_port}"),
             *("--authority", federation.authority, "--ready", ready, "--keys", *keys),
         ]
         process = federation.start("nodes", [str(word) for word in command])

@@ -1,8 +1,8 @@
 """The price of secure aggregation in a real federation: `discreet benchmark secure_round`, or with another number of
 nodes `python -m benchmarks.secure_round_speed --nodes 10`.
 
-One SuperLink, a gate, and as many SuperNode processes, all on this machine, with TLS and node keys, and a model of a
-million parameters: rounds whose updates the server reads, and rounds under secure aggregation, which are three
+One SuperLink, a node proxy, and as many SuperNode processes, all on this machine, with TLS and node keys, and a model
+of a million parameters: rounds whose updates the server reads, and rounds under secure aggregation, which are three
 exchanges in place of one. The bar is 1.6 times as long. Beside it: the seconds that a node takes to mask a million
 values for so many peers, at most 0.3 s.
 """

@@ -1,4 +1,4 @@
-"""What server and clients share. Differentially private federated learning on Flower."""
+"""Differentially private federated learning on Flower: the library that server and clients share."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Rest:
         return PathFinder.find_spec(name, places) if places else None
 
     def installed_places(self, entries: Iterable[str]) -> list[str]:
-        """Where the parts of the bundle among these entries of a path are installed."""
+        """The installed places of those entries of a path that lie in the bundle."""
         places = [Path(entry).resolve() for entry in entries]
         return [
             str(self.installed(place.relative_to(self.bundle))) for place in places if place.is_relative_to(self.bundle)
@@ -97,7 +97,7 @@ class Rest:
 
 
 def _homes(entry: str) -> tuple[Path, Path] | None:
-    """Where, below an entry of the path, the library and the app are installed."""
+    """The folders of the library and the app below an entry of the path; None if they are not there."""
     folder = Path(entry).resolve()
     for app_home in (folder, folder / "discreet" / "app"):
         if (app_home / SERVER_FILE).is_file():

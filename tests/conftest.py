@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from discreet.ledger.known_ledgers import STATE_VARIABLE
+from discreet.ledger.rollback_guard import STATE_VARIABLE
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)

@@ -74,7 +74,7 @@ FAULTS = (
     ),
     Fault(
         "the gradients of a shared step are not clipped",
-        "discreet.training.shared_step:sum_one_by_one",
+        "discreet.training.shared_step:sequential_sum",
         lambda real: lambda *args, clip_norm, **more: real(*args, clip_norm=1e9, **more),
         "training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",
     ),
@@ -160,13 +160,13 @@ FAULTS = (
     ),
     Fault(
         "a choice among trials costs as much as one of them",
-        "discreet.server.chosen_trial:selection_event",
+        "discreet.server.private_selection:selection_event",
         lambda real: lambda spent, *, trials: real(spent, trials=replace(trials, mean=1.0)),
         "cli/test_tune.py::test_the_cost_is_the_published_one",
     ),
     Fault(
         "a round of a trial that was done twice is paid for once",
-        "discreet.server.chosen_trial:_planned",
+        "discreet.server.private_selection:_planned",
         lambda real: lambda config, repeated: real(config, 0),
         "cli/test_tune.py::test_a_round_that_was_done_again_costs_more",
     ),
@@ -227,7 +227,7 @@ FAULTS = (
     ),
     Fault(
         "a ledger in the place of another one is charged",
-        "discreet.ledger.known_ledgers:KnownLedgers.another_at",
+        "discreet.ledger.rollback_guard:RollbackGuard.another_at",
         always(False),
         "federated/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",
     ),
@@ -325,10 +325,10 @@ FAULTS = (
         "client/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
     ),
     Fault(
-        "the gate passes on the registering of nodes",
+        "the node proxy passes on the registering of nodes",
         "discreet.deployment.gate:CALLS",
         lambda calls: (*calls, "register-node"),
-        "deployment/test_gate.py::test_everything_else_stops_at_the_gate",
+        "deployment/test_gate.py::test_everything_else_stops_at_the_node_proxy",
     ),
 )
 

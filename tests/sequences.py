@@ -51,7 +51,7 @@ class Mapped(Tagger):
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "by rules": lambda: layers((LENGTH,), TAGS),
     "by torch.func": lambda: Mapped(TAGS),
-    "one by one": lambda: Tagger(TAGS),
+    "sequential": lambda: Tagger(TAGS),
 }
 
 

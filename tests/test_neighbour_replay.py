@@ -103,7 +103,7 @@ def test_over_rounds_in_which_the_clip_norm_moves_each_step_keeps_to_its_sensiti
         assert len(found.shares) == (3 if user.count_stddev is None else 6)
 
 
-def test_many_clients_at_once_are_summed_as_one_by_one() -> None:
+def test_many_clients_at_once_are_summed_as_sequentially() -> None:
     rows = torch.stack([update.update for update in [*OTHERS, TrainReply(1, WILD["huge"], below=True)]])
     bits = torch.tensor([True, False, True])
 

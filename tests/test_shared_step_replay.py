@@ -55,7 +55,7 @@ def vector_of_model(model: nn.Module) -> SecureSum:
     return round_settings(RUN, Sizes(params_of(model).numel())).release.vector
 
 
-def one_by_one(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> UnopenedSum:
+def sequential(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> UnopenedSum:
     """What nodes do, each by itself."""
     vector, asked = vector_of_model(model), request(RUN, number)
     total = torch.zeros(vector.length, dtype=torch.int64)
@@ -83,14 +83,14 @@ def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Modul
     how = round_settings(RUN, Sizes(params_of(model).numel()))
     state, left = initial_state(params_of(model), clip_norm=math.inf), list[object]()
     for number in range(1, ROUNDS + 1):
-        ask = together if engine == "together" else partial(one_by_one, source=source)
+        ask = together if engine == "together" else partial(sequential, source=source)
         sealed = ask(model, shares, state.params, number)
         state, metrics = dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None)
         left += [state, metrics]
     return left
 
 
-ENGINES = ("one by one", "together")
+ENGINES = ("sequential", "together")
 
 
 def cancelling(dtype: torch.dtype = torch.float32, *, half: int = 32) -> nn.Module:
@@ -186,7 +186,7 @@ def test_of_a_model_with_hidden_units_too(engine: str, worst: Examples) -> None:
 def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherwise(others: int) -> None:
     holder, model = examples(others, seed=4), cancelling(torch.float64)
     there, gone = [*OTHERS, joined(holder, ORDINARY)], [*OTHERS, holder]
-    assert replay(partial(rounds, engine="one by one", model=model), there, gone).faults == ()
+    assert replay(partial(rounds, engine="sequential", model=model), there, gone).faults == ()
 
 
 def test_a_batch_of_one_runs_the_kernels_of_a_larger_one() -> None:

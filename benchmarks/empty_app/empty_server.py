@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     replies, ends = [], [time.monotonic()]
     for number in range(1, rounds + 1):
         total, count, params = torch.zeros(size), 0, torch.rand(size)
-        cohort = exchange.members()
+        cohort = exchange.available_clients()
         for reply in exchange.ask(round_number=number, params=params, clip_norm=1.0, cohort=cohort):
             if isinstance(reply, TrainReply):
                 total, count = total.add_(reply.update), count + 1

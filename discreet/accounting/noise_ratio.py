@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 # Measured on the default experiment and variations of it: docs/pitfalls.md.
-LARGEST_DRIVE, LARGEST_DRIVE_SHRINKING = 6.5, 23.0
+LARGEST_FEEDBACK, LARGEST_FEEDBACK_SHRINKING = 6.5, 23.0
 EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds itself has grown
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
 
@@ -23,8 +23,8 @@ def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: fl
     return noise_multiplier * math.sqrt(num_params) / expected_cohort
 
 
-def noise_drive(ratio: float, *, learning_rate: float, momentum: float, local_work: float) -> float:
-    """The strength with which the noise of a run drives its model: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2).
+def noise_feedback(ratio: float, *, learning_rate: float, momentum: float, local_work: float) -> float:
+    """The noise feedback of a run: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2).
 
     Noise moves the model away from where clients want it; they answer with updates as long as they are far away, an
     adaptive clip norm follows these, and the noise follows the clip norm. Heavy-ball steps of rate eta and momentum m
@@ -37,15 +37,15 @@ def noise_drive(ratio: float, *, learning_rate: float, momentum: float, local_wo
       learning_rate, momentum: of the server.
       local_work: of a client, above 0: at least one step an epoch.
 
-    >>> round(noise_drive(1.68, learning_rate=1.0, momentum=0.8, local_work=1.0), 2)
+    >>> round(noise_feedback(1.68, learning_rate=1.0, momentum=0.8, local_work=1.0), 2)
     3.76
     """
     return ratio * math.sqrt(learning_rate / (1 - momentum)) * min(1.0, local_work / FULL_LOCAL_WORK)
 
 
-def largest_drive(*, shrinking: bool) -> float:
-    """The noise drive up to which a run learns; `shrinking`: its steps are as long as their signal."""
-    return LARGEST_DRIVE_SHRINKING if shrinking else LARGEST_DRIVE
+def largest_feedback(*, shrinking: bool) -> float:
+    """The noise feedback up to which a run learns; `shrinking`: its steps are as long as their signal."""
+    return LARGEST_FEEDBACK_SHRINKING if shrinking else LARGEST_FEEDBACK
 
 
 def signal_share(velocity: Tensor, *, noise_energy: float) -> float:

@@ -1,9 +1,9 @@
-"""The audit of a real federation: a SuperLink, its gate and a ServerApp as processes, and nodes that are canaries.
+"""The audit of a real federation: processes of a SuperLink, node proxy and ServerApp, and nodes that are canaries.
 
-Each canary is a node of the auditor with a key of its own, which connects to the gate or, by a secret coin, never does.
-It takes part as any node does, but sends its direction, ten times as long as the clip norm: the server is to clip it.
-What is looked at are files that the run writes for people to read: each checkpoint, and the rows of metrics.csv. The
-auditor knows that no honest client takes part, as the adversary of the definition knows what they send.
+Each canary is a node of the auditor with a key of its own, which connects to the node proxy or, by a secret coin, never
+does. It takes part as any node does, but sends its direction, ten times as long as the clip norm: the server is to clip
+it. What is looked at are files that the run writes for people to read: each checkpoint, and the rows of metrics.csv.
+The auditor knows that no honest client takes part, as the adversary of the definition knows what they send.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def audit_federation(config: RunConfig, *, canaries: int = 40, runs: int = 1) ->
     config = in_federation(config, canaries, runs)
     resolved, task = checked(config)
     num_params = num_params_of(resolved.model.name, task)
-    require(*SERVERS, extra="deployment", why="the gate of a federation")
+    require(*SERVERS, extra="deployment", why="the node proxy of a federation")
     releases = said_first(resolved, canaries * runs)
     names = [str(number) for number in range(canaries)]
     with (
@@ -128,7 +128,7 @@ def _one_run(federation: Federation, config: RunConfig, resolved: RunConfig, nam
     with ExitStack() as held:
         for index in there:
             node = raw_node(
-                f"127.0.0.1:{federation.gate_port}",
+                f"127.0.0.1:{federation.proxy_port}",
                 authority=federation.authority,
                 key=federation.secrets / "nodes" / f"{index}.key",
                 behaviour=partial(_answer, canaries, index),

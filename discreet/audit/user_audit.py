@@ -30,7 +30,7 @@ from discreet.server.run_plan import plan_of, round_settings
 from discreet.server.session import checked, prepare
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
-from discreet.server.transport import Brought, RoundReport, Transport
+from discreet.server.transport import Brought, ReplyStats, Transport
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
@@ -169,7 +169,7 @@ class CanaryTransport:
         self.user, self.replaced = user, replaced
         self.others = user.empty(len(canaries.signs), 1.0)
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """The honest clients, and the canaries that are in; all canaries if they are replaced."""
         there = np.ones_like(self.canaries.included) if self.replaced else self.canaries.included
         return [*range(self.honest), *(self.honest + np.flatnonzero(there)).tolist()]
@@ -184,7 +184,7 @@ class CanaryTransport:
             for reply in self.inner.ask(
                 round_number=round_number, params=params, clip_norm=clip_norm, cohort=asked, work=work
             ):
-                take_all(RoundReport().accept([reply]), self.others, None)
+                take_all(ReplyStats().accept([reply]), self.others, None)
                 yield reply
         for client in cohort:
             if client >= self.honest:

@@ -7,8 +7,8 @@ is refuted if a bound passes it at the false-alarm rate. That none does is no pr
 
 What is audited spends nothing of a real ledger: the experiment's ledger is thrown away with its folder.
 
-With --federation the experiment is a real federation on this machine: a SuperLink, its gate and a ServerApp, each a
-process, and canaries that connect as nodes.
+With --federation the experiment is a real federation on this machine: a SuperLink, its node proxy and a ServerApp, each
+a process, and canaries that connect as nodes.
 
 --canaries: at user level clients of each run (half of the population, at most 500; nodes of a federation: at most 40);
 at example level examples of the client (500); of masked sums of either level, and with --of local, evaluation or

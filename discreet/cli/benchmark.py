@@ -5,7 +5,7 @@ Peers that are not installed are named and skipped. Times depend on what else th
 sections:
   per_example   clipped per-example gradients against plain ones, and whole steps against Opacus
   loop          a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings
-  cohort        virtual clients per second, batched and one by one, beside pfl-research
+  cohort        virtual clients per second, batched and sequential, beside pfl-research
   cohort_scale  time and memory against cohort and population, up to a million virtual clients
   ray           chunks as tasks of a Ray cluster against forked workers: rounds and whole runs
   load          4 to 40 nodes that do nothing, 0.1 to 5 million parameters: what a round costs the server

@@ -65,7 +65,7 @@ def command(
         else:
             people = Population(population, size, ADJACENCIES[replace], delta)
             ledger, whose = create_account(run, people, max_epsilon=max_epsilon), f" account of {population},"
-        print(f"{run}:{whose} nothing is spent yet; head {ledger.mark().head}")
+        print(f"{run}:{whose} nothing is spent yet; head {ledger.position().head}")
         return 0
     files = [run] if run.is_file() else [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
     ledgers = [DurableLedger(path) for path in files if path.exists()]
@@ -126,7 +126,7 @@ def _epsilons(spent: PrivacyLedger, delta: float) -> str:
 def _verify(ledger: DurableLedger) -> int:
     faults = ledger.verify()
     print(f"{ledger.path.name}: {'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}")
-    print(f"  head {ledger.mark().head}")
+    print(f"  head {ledger.position().head}")
     return 1 if faults else 0
 
 
@@ -139,5 +139,5 @@ def _export(ledger: DurableLedger) -> int:
 
 def _adopt(ledger: DurableLedger) -> int:
     ledger.adopt()
-    print(f"{ledger.path}: goes on here after {ledger.mark().rows} rows")
+    print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
     return 0

@@ -106,7 +106,7 @@ def _as_written(text: str) -> str:
 
 def _told(verb: str) -> tuple[type[Exception], ...]:
     """The errors whose message is all that a person needs. They are imported if something was raised."""
-    from discreet.ledger.known_ledgers import LedgerError
+    from discreet.ledger.rollback_guard import LedgerError
     from discreet.settings.rules import ConfigError
 
     return click.ClickException, OSError, *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError))

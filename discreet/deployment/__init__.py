@@ -1,1 +1,1 @@
-"""A real federation: SuperLink, SuperNodes, the gate, certificates."""
+"""A real federation: SuperLink, SuperNodes, the node proxy, certificates."""

@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     except LedgerError as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
-    print(f"{arguments.copy}: {len(copied.releases())} rows, head {copied.mark().head}")
+    print(f"{arguments.copy}: {len(copied.releases())} rows, head {copied.position().head}")
     return 0
 
 

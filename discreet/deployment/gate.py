@@ -1,13 +1,13 @@
-"""The only door that nodes of other organisations reach: `python -m discreet.deployment.gate`.
+"""The node proxy, the only door that nodes of other organisations reach: `python -m discreet.deployment.gate`.
 
 A SuperLink serves everything on one port: what nodes need, but also starting runs, registering nodes and taking over a
-run's ServerApp, none of which asks who is calling. The gate stands in front with the server's certificate and passes on
-the calls of a registered node, and nothing else. Who calls is still decided by the SuperLink, from the signature that
-each call of a node carries.
+run's ServerApp, none of which asks who is calling. The node proxy stands in front with the server's certificate and
+passes on the calls of a registered node, and nothing else. Who calls is still decided by the SuperLink, from the
+signature that each call of a node carries.
 
-The gate takes the whole of a call before it passes it on, and the whole of an answer before it gives it back, in a file
-without a name if it is large. So a SuperLink waits for no node's line, and what it holds does not grow with the nodes:
-of the calls with content, which take it several times their size, it gets a few at a time.
+The node proxy takes the whole of a call before it passes it on, and the whole of an answer before it gives it back, in
+a file without a name if it is large. So a SuperLink waits for no node's line, and what it holds does not grow with the
+nodes: of the calls with content, which take it several times their size, it gets a few at a time.
 
 Who calls has a deadline for TLS, for the head of each call and for its body, so that connections on which nothing comes
 do not use up the files that this process may open.
@@ -37,7 +37,7 @@ try:
     from starlette.routing import Route
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ModuleNotFoundError as error:
-    raise SystemExit(f'discreet: the gate needs {error.name}: pip install "discreet[deployment]"') from None
+    raise SystemExit(f'discreet: the node proxy needs {error.name}: pip install "discreet[deployment]"') from None
 
 from discreet.logs import log_to
 
@@ -60,7 +60,7 @@ CONTENT = ("push-object", "pull-object")
 AT_ONCE = 4  # calls with content that the SuperLink is given: it is one process
 EVERY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
-# A caller says in these who it is. A server that trusts the gate would believe it.
+# A caller says in these who it is. A server that trusts the node proxy would believe it.
 FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
 HEAD_SECONDS, BODY_SECONDS = 10.0, 30.0  # for TLS, and for the head of a call; for its body, beside its share of
 SLOWEST = 2**14  # bytes a second
@@ -71,8 +71,8 @@ TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 Held = SpooledTemporaryFile[bytes]
 
 
-def make_gate(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int) -> Starlette:
-    """The gate as an ASGI application.
+def make_node_proxy(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int) -> Starlette:
+    """The node proxy as an ASGI application.
 
     Args:
       upstream: the SuperLink, for instance `https://superlink:8000`.
@@ -121,7 +121,7 @@ async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsync
         return PlainTextResponse("the SuperLink can't be reached", status_code=503)
     except OSError as error:
         logger.error("no room for a call of %s bytes, see TMPDIR: %s", length, error)
-        return PlainTextResponse("the gate has no room for this call", status_code=503)
+        return PlainTextResponse("the node proxy has no room for this call", status_code=503)
 
 
 async def _answer(request: Request, body: Held, sent: int) -> Response:
@@ -214,11 +214,11 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     log_to(sys.stdout)
     verify = ssl.create_default_context(cafile=arguments.secrets / "ca.crt")
-    gate = make_gate(arguments.upstream, verify=verify, largest_body=LARGEST_BODY)
+    proxy = make_node_proxy(arguments.upstream, verify=verify, largest_body=LARGEST_BODY)
     _open_many_files()
-    logger.info("the gate to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port)
+    logger.info("the node proxy to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port)
     uvicorn.run(
-        gate,
+        proxy,
         host=arguments.host,
         port=arguments.port,
         http=protocol_with_deadline,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A federation of processes on this machine, for tests and benchmarks: SuperLink, gate and SuperNodes on loopback.
+"""A federation of processes on loopback, for tests and benchmarks: SuperLink, node proxy and SuperNodes.
 
 TLS and node authentication are on, with keys made for the occasion. To try it without containers:
 
@@ -45,7 +45,7 @@ LOOK_SECONDS = 0.1
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
 POLICY = "policy.json"  # in a node's folder, if its owner has one
-SERVERS = ("httpx", "starlette", "uvicorn")  # what the gate is made of
+SERVERS = ("httpx", "starlette", "uvicorn")  # what the node proxy is made of
 PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
 
 
@@ -76,7 +76,7 @@ class Federation:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     port: int = field(default_factory=free_port)
-    gate_port: int = field(default_factory=free_port)
+    proxy_port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
         self.home, self.secrets = self.folder / "home", self.folder / "secrets"
@@ -107,20 +107,20 @@ class Federation:
         return self.log(name).read_text(errors="replace")
 
     def start_superlink(self) -> None:
-        """Starts the SuperLink and the gate if they do not run, and waits until both answer."""
+        """Starts the SuperLink and the node proxy if they do not run, and waits until both answer."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         options = {"secrets": self.secrets, "state": self.folder / "state", "port": self.port, "ready": ready}
         self.start("superlink", _module("superlink", **options))
         if "gate" not in self.processes:
-            options = {"upstream": f"https://127.0.0.1:{self.port}", "secrets": self.secrets, "port": self.gate_port}
+            options = {"upstream": f"https://127.0.0.1:{self.port}", "secrets": self.secrets, "port": self.proxy_port}
             self.start("gate", _module("gate", **options))
         wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
-        url = f"https://127.0.0.1:{self.gate_port}/health"
-        wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the gate answers")
+        url = f"https://127.0.0.1:{self.proxy_port}/health"
+        wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the node proxy answers")
         write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
 
-    def start_warm_clients(self) -> None:
+    def start_preforked_clients(self) -> None:
         """Starts the preforked clients of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
         process = self.start("clients", clients_command(path))
@@ -136,7 +136,7 @@ class Federation:
         if not self.log(name).exists() and "--ledger" not in words:
             DurableLedger.create(ledger)
         options = {
-            "superlink": f"127.0.0.1:{self.gate_port}",
+            "superlink": f"127.0.0.1:{self.proxy_port}",
             "port": free_port(),
             "authority": self.authority,
             "key": self.secrets / "nodes" / f"{name}.key",
@@ -235,8 +235,8 @@ def owned(parent: Path) -> list[list[str]]:
 
 @contextmanager
 def empty_federation(folder: Path, names: Sequence[str], *, pause: float = SHORTEST_PAUSE) -> Iterator[Federation]:
-    """A federation with a SuperLink, its gate, and keys of nodes that are still to be started; every process ends with
-    the block."""
+    """A federation with a SuperLink, its node proxy, and keys of nodes that are still to be started; every process ends
+    with the block."""
     make_secrets(folder / "secrets", names)
     federation = Federation(folder, pause)
     try:
@@ -255,7 +255,7 @@ def federation_of(nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path
     """
     names = [f"node-{number}" for number in range(len(nodes))]
     with empty_federation(folder, names, pause=max(1, len(nodes)) * SHORTEST_PAUSE) as federation:
-        federation.start_warm_clients()
+        federation.start_preforked_clients()
         for name, data in zip(names, nodes, strict=True):
             ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
             federation.start_node(name, *data, *ledger)
@@ -284,7 +284,7 @@ def main(words: Sequence[str]) -> int:
         defaults = ["experiment=deployment", f"data.num_clients={len(nodes)}", f"sampling.min_nodes={len(nodes)}"]
         config = with_output_folder(run_config(arguments.overrides, defaults=defaults))
         app_folder()
-        require(*SERVERS, extra="deployment", why="the gate of a federation")
+        require(*SERVERS, extra="deployment", why="the node proxy of a federation")
         run = check_output(config)
         check_secure(config)
         checked(config)

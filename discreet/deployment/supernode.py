@@ -2,7 +2,7 @@
 
 Its data are read and compared with the task, its policy is read, its ledger is opened and verified; then this
 process becomes `flower-supernode` (`flower_fixes/commands.py`), with TLS and the node's own key. Beside it stand the
-preforked clients (`flower_fixes/warm_clients.py`).
+preforked clients (`flower_fixes/preforked_clients.py`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
     return command if arguments.max_retries is None else [*command, "--max-retries", str(arguments.max_retries)]
 
 
-def start_warm_clients() -> None:
+def start_preforked_clients() -> None:
     """Starts the preforked clients unless the environment names some, and has Flower find them. They end with this
     process, and with what it becomes."""
     if SOCKET_VARIABLE not in os.environ:
@@ -123,7 +123,7 @@ def start_warm_clients() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.supernode", description=__doc__)
-    parser.add_argument("--superlink", required=True, help="host:port of the server's gate")
+    parser.add_argument("--superlink", required=True, help="host:port of the server's node proxy")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--key", type=Path, required=True, help="this node's private key")
     parser.add_argument("--ledger", type=Path, required=True, help="its account, made by discreet ledger create")
@@ -157,7 +157,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     logger.info("starting %s", shlex.join(command))
     os.environ[LONGEST_PAUSE] = str(arguments.longest_pause)
-    start_warm_clients()
+    start_preforked_clients()
     sys.stdout.flush()
     return os.execvp(command[0], command)
 

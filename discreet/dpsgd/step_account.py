@@ -11,7 +11,7 @@ from discreet.accounting.calibration import check_whole
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, passes
 from discreet.ledger.budget import ServerBudget
-from discreet.ledger.durable_ledger import Charge, DurableLedger, Mark
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
 from discreet.privacy.mechanisms import Gaussian
 from discreet.settings.privacy import EXAMPLE
 
@@ -81,7 +81,7 @@ class StepAccount:
     taken: int = 0
     _before: PrivacyLedger = field(default_factory=PrivacyLedger)  # all but the steps since `_first`
     _first: int = 0
-    _read_at: Mark | None = None
+    _read_at: LedgerPosition | None = None
     _room: int | None = None  # steps since `_first` that the budget has room for; None: not known yet
 
     def __post_init__(self) -> None:
@@ -89,10 +89,10 @@ class StepAccount:
 
     def _read(self) -> None:
         """Reads the file if another process has changed it."""
-        if self.ledger is None or self._read_at == (mark := self.ledger.mark()):
+        if self.ledger is None or self._read_at == (position := self.ledger.position()):
             return
         self._before = spent_in(self.ledger, self.data_owner)
-        self._read_at, self._first, self._room = mark, self.taken, None
+        self._read_at, self._first, self._room = position, self.taken, None
 
     def spent(self) -> PrivacyLedger:
         """All releases about this data owner's examples."""
@@ -109,9 +109,9 @@ class StepAccount:
         charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, self.event)
         self._require_room(charge)
         while self.ledger is not None and self._read_at is not None:
-            mark = self.ledger.charge_after(self._read_at, [charge])
-            if mark is not None:
-                self._read_at = mark
+            position = self.ledger.charge_after(self._read_at, [charge])
+            if position is not None:
+                self._read_at = position
                 break
             self._read()  # another process has charged this data owner
             self._require_room(charge)

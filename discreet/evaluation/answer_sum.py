@@ -28,7 +28,7 @@ SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 
 @dataclass(frozen=True)
 class AnswerNoise:
-    """How the sum of a cohort's answers is released.
+    """The release of the sum of a cohort's answers, noised at the server.
 
     Attributes:
       length: of an answer.
@@ -48,7 +48,7 @@ class AnswerNoise:
 
     @property
     def sent(self) -> int:
-        """How many numbers a client sends."""
+        """The count of numbers that a client sends."""
         return self.length
 
     @property
@@ -75,7 +75,7 @@ def server_noise(
 
 @dataclass(frozen=True)
 class NoisedByClients:
-    """How answers are added up that each client has noised itself (`discreet.mechanisms.local_dp_sgd.OwnNoise`).
+    """The release of a sum of answers that each client has noised itself (`discreet.mechanisms.local_dp_sgd.OwnNoise`).
 
     Attributes:
       length: of an answer before it was noised.
@@ -95,7 +95,7 @@ class NoisedByClients:
 
     @property
     def sent(self) -> int:
-        """How many numbers a client sends: the variance of its noise too."""
+        """The count of numbers that a client sends: the answer, and the variance of its noise."""
         return self.length + 1
 
     @property
@@ -129,7 +129,7 @@ class AnswerSum:
         _take(self, self._values, reply)
 
     def part(self) -> tuple[float, ...]:
-        """What has been added up, to be taken into another sum."""
+        """The values added so far, for another sum to take in."""
         return tuple(self._values.tolist())
 
     def released(self, source: RandomSource) -> Sums:
@@ -165,7 +165,7 @@ class NoisedAnswers:
         _take(self, self.total, reply)
 
     def part(self) -> tuple[float, ...]:
-        """What has been added up, to be taken into another sum."""
+        """The values added so far, for another sum to take in."""
         return tuple(self.total.tolist())
 
     def released(self, source: RandomSource | None = None) -> Sums:

@@ -1,4 +1,4 @@
-"""What clients are asked of their data before the first round of a run, by simulated clients and by nodes alike."""
+"""Questions about clients' data before the first round of a run, the same for simulated clients and for nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from discreet.protocol.messages import Work
 from discreet.queries.query import NORMALISE, Query
 from discreet.server.run_context import first_clip_norm
 from discreet.server.session import Session
-from discreet.server.transport import RoundReport, Transport
+from discreet.server.transport import ReplyStats, Transport
 
 Answers = Callable[[Query], Replies]
 
@@ -22,15 +22,15 @@ logger = logging.getLogger("discreet")
 
 
 def answers_by(transport: Transport, session: Session, name: str) -> Replies:
-    """What all clients that can be asked answer to a question about their data, as it comes. They get no parameters."""
-    members, report = list(transport.members()), RoundReport()
+    """Yields the answers of all available clients to a question about their data. They get no parameters."""
+    available, stats = list(transport.available_clients()), ReplyStats()
     asked = Work(trains=False, query=name)
     clip_norm, nothing = first_clip_norm(session.config), torch.zeros(0)
-    replies = transport.ask(round_number=1, params=nothing, clip_norm=clip_norm, cohort=members, work=asked)
-    yield from report.accept(replies)
-    report.log_failures()
-    answered = len(members) - sum(report.failures.values())
-    logger.info("%d of %d clients answered what their data are like", answered, len(members))
+    replies = transport.ask(round_number=1, params=nothing, clip_norm=clip_norm, cohort=available, work=asked)
+    yield from stats.accept(replies)
+    stats.log_failures()
+    answered = len(available) - sum(stats.failures.values())
+    logger.info("%d of %d clients answered what their data are like", answered, len(available))
 
 
 def normalised(session: Session, answers: Answers) -> Session:

@@ -93,7 +93,7 @@ def load_model(run: Path) -> SavedModel:
 
 
 def _shape_of(facts: Mapping[str, str]) -> TaskShape:
-    """What a model file says of its task; one that was written before there were other targets predicts classes."""
+    """The task that a model file names. A file that names no target predicts classes."""
     found = json.loads(facts.get("target", "{}"))
     lists = {name: tuple(found.get(name, ())) for name in ("names", "low", "high")}
     target = Target(found.get("kind", CLASSES), **lists, length=found.get("length", 0))
@@ -149,9 +149,10 @@ _SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
 
 @torch.no_grad()
 def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
-    """What a model says of inputs (n, *input_shape), (n, k), float64: the probabilities of classes or of labels, or
-    numbers in their own units; of sequences the probabilities of classes at each position, (n, classes, length). n may
-    be 0.
+    """Predicts for inputs (n, *input_shape), with n at least 0.
+
+    The result is (n, k), float64: probabilities of classes or of labels, or numbers in their own units. For sequences
+    it is (n, classes, length): the probabilities of classes at each position.
 
     Raises:
       ValueError: inputs of another shape.
@@ -207,7 +208,7 @@ def _written(values: Tensor) -> list[str]:
 
 
 def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, float | None]:
-    """How right `said`, (n, k) as `predict` gives it, is about targets; n at least 1. None for no value.
+    """Rates predictions `said`, (n, k) as `predict` gives them, against targets; n is at least 1. None for no value.
 
     Classes: see `class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
     and the mean r2 if there are several. Sequences: those of classes, over all positions that are not padding, but that

@@ -28,8 +28,7 @@ logger = logging.getLogger("discreet")
 
 @dataclass(frozen=True)
 class Unrated:
-    """What the server knows by itself of a model that it has no test set for: nothing. `names`: of the numbers that
-    clients may add later."""
+    """The empty result of a server that has no test set. `names`: of the numbers that clients may add later."""
 
     names: tuple[str, ...]
     loss: float | None = None
@@ -42,7 +41,7 @@ class Unrated:
 
 @dataclass(frozen=True)
 class Outlook:
-    """How far off private estimates are expected to be: said before anything is spent.
+    """The expected error of private estimates, said before anything is spent.
 
     Attributes:
       by_noise: the standard error of each estimate by the noise alone: of the mean over the clients that are asked.
@@ -55,7 +54,7 @@ class Outlook:
 
     @property
     def is_poor(self) -> bool:
-        """Whether the population is too small for a useful accuracy."""
+        """True if the population is too small for a useful accuracy."""
         return self.by_noise.get("accuracy", 0.0) > LARGEST_ERROR
 
     def __str__(self) -> str:
@@ -68,7 +67,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """How clients rate the models of a run.
+    """The plan by which clients rate the models of a run.
 
     Attributes:
       config: when.
@@ -85,11 +84,11 @@ class EvaluationPlan:
     event: DpEvent | None
 
     def is_due(self, number: int, *, last: bool) -> bool:
-        """Whether the model after a round is rated by a cohort of its own."""
+        """True if a cohort of its own rates the model after a round."""
         return last or (self.config.cohort == "own" and number > 0 and number % self.config.every == 0)
 
     def left(self, done: int, *, rounds: int) -> int:
-        """How many ratings by cohorts of their own are to come after so many rounds of all."""
+        """The number of ratings by cohorts of their own that are left after `done` of all rounds."""
         _, planned = self.config.ratings(rounds)
         return planned - (done // self.config.every if self.config.cohort == "own" else 0)
 
@@ -103,8 +102,8 @@ class EvaluationPlan:
         logger.log(logging.WARNING if outlook.is_poor else logging.INFO, "%s", outlook)
 
     def outlook(self) -> Outlook:
-        """How far off the estimates are expected to be; if clients noise their own answers for one example, with one
-        held-out example each."""
+        """The expected error of the estimates. Clients that noise their own answers for one example are assumed to hold
+        one held-out example each."""
         how, zeros = self.answers, [0.0] * self.query.length
         asked, everybody = (
             self.query.read(Sums(zeros, how.expected_cohort, how.stddev, probability))
@@ -115,12 +114,12 @@ class EvaluationPlan:
 
     @property
     def answers(self) -> AnswerNoise | NoisedByClients:
-        """How the answers' sum is released."""
+        """The release of the answers' sum."""
         assert self.joined.answers is not None
         return self.joined.answers
 
     def has_rated(self, folder: RunFolder, number: int) -> bool:
-        """Whether the row of a round says how good the model after it is. The untrained one is not rated."""
+        """True if the row of a round holds a rating of the model after it. The untrained model has none."""
         rows = [row for row in folder.read_metrics() if row["round"] == number]
         return not rows or any(rows[-1].get(f"{name}{ERROR}") is not None for name in self.query.names())
 
@@ -151,7 +150,7 @@ class EvaluationPlan:
 
 
 def rated(query: Query, sums: Sums) -> list[Rated]:
-    """What a noised sum says of a model, with both standard errors."""
+    """Reads a model's ratings from a noised sum, each with both standard errors."""
     noise_alone = query.read(replace(sums, probability=1.0))
     return [
         Rated(name, each.value, each.standard_error, noise_alone[name].standard_error)

@@ -32,7 +32,7 @@ logger = logging.getLogger("discreet")
 
 
 def data_shape(config: RunConfig, task: Task) -> DataShape:
-    """What is public of the data that statistics are about.
+    """The public shape of the data that statistics are about.
 
     Raises:
       ConfigError: their range is not given, or statistics of such data are not known.
@@ -83,17 +83,17 @@ def with_constants(config: RunConfig, task: Task) -> RunConfig:
 
 
 def normaliser_in(config: RunConfig) -> Normaliser:
-    """What a configuration normalises inputs by, if that is known."""
+    """The means and deviations that a configuration normalises inputs by, if they are known."""
     return normaliser_of(config.normaliser.means, config.normaliser.deviations)
 
 
 def needs_normaliser(config: RunConfig) -> bool:
-    """Whether clients have to be asked before the first round."""
+    """True if clients have to be asked before the first round."""
     return config.data.normalise == "private" and config.normaliser.means is None
 
 
 def statistics_noise(config: RunConfig, length: int) -> AnswerNoise:
-    """How the sum of everybody's answers of so many numbers is released."""
+    """The release of the sum of all clients' answers of `length` numbers."""
     return server_noise(
         config,
         length,
@@ -132,7 +132,7 @@ def _check_budget(run: RunContext, event: DpEvent) -> None:
 
 
 def data_query(name: str, config: RunConfig, task: Task) -> Query:
-    """What clients are asked of their data, by its name in `OF_DATA`.
+    """The query about clients' data with a name of `OF_DATA`.
 
     Raises:
       ConfigError: such data have no such statistics, or no range.

@@ -37,7 +37,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
 
 
 def _price(run: RunContext) -> dict[str, object]:
-    """What the ledger holds with these statistics."""
+    """The guarantee of these statistics, and what the ledger holds with them."""
     privacy, user = run.config.privacy, guarantees_of(run.config)[0]
     return {
         "noise_multiplier": run.config.statistics.noise_multiplier,

@@ -37,13 +37,12 @@ class ArrayPart:
 
     @property
     def size(self) -> int:
-        """How many values."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayLayout:
-    """Which arrays an app has, in order, and the values of those that are not learned.
+    """An app's arrays in order, and the values of those that are not learned.
 
     Attributes:
       parts: every array; those that are learned, one after the other, are the vector of parameters.
@@ -61,7 +60,7 @@ class ArrayLayout:
 
     @property
     def num_values(self) -> int:
-        """How many values a reply holds, those that are not learned too."""
+        """The number of values in a reply, with those that are not learned."""
         return sum(part.size for part in self.parts)
 
     def vector(self, arrays: ArrayRecord) -> Tensor:

@@ -105,7 +105,7 @@ def in_arguments(text: str) -> str:
 
 @contextmanager
 def said_in_arguments() -> Iterator[None]:
-    """What the block finds wrong with a setting is said of the argument."""
+    """Names the argument in errors that the block raises about a setting."""
     try:
         yield
     except (ConfigError, LedgerError) as error:
@@ -113,8 +113,8 @@ def said_in_arguments() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """What a server's own evaluation says, if it does: see `scores_of`."""
+class EvaluationResult:
+    """The result of a server's own evaluation, if it has one: see `evaluation_result`."""
 
     loss: float | None = None
     accuracy: float | None = None
@@ -125,18 +125,18 @@ class Scores:
         return {"accuracy": self.accuracy}
 
 
-def scores_of(metrics: MetricRecord | None) -> Scores:
+def evaluation_result(metrics: MetricRecord | None) -> EvaluationResult:
     """Loss and accuracy among metrics: the first number whose name is or ends in `loss`, and in `accuracy` or `acc`.
 
-    >>> scores_of(MetricRecord({"test_acc": 0.5, "num-examples": 10}))
-    Scores(loss=None, accuracy=0.5)
+    >>> evaluation_result(MetricRecord({"test_acc": 0.5, "num-examples": 10}))
+    EvaluationResult(loss=None, accuracy=0.5)
     """
     numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
 
     def ending(*ends: str) -> float | None:
         return next((float(value) for name, value in numbers.items() if name.lower().endswith(ends)), None)
 
-    return Scores(ending("loss"), ending("accuracy", "acc"))
+    return EvaluationResult(ending("loss"), ending("accuracy", "acc"))
 
 
 @dataclass(eq=False)
@@ -152,14 +152,14 @@ class ServerEvaluation:
     loss: float | None = None
     found: dict[int, MetricRecord] = field(default_factory=dict)
 
-    def of(self, number: int, arrays: ArrayRecord) -> Scores:
+    def of(self, number: int, arrays: ArrayRecord) -> EvaluationResult:
         """Of the arrays after round `number`."""
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(number, arrays)
         if metrics is not None:
             self.found[number] = metrics
-        return scores_of(metrics)
+        return evaluation_result(metrics)
 
-    def after(self, state: State) -> Scores:
+    def after(self, state: State) -> EvaluationResult:
         """Of the model after a round."""
         return self.of(state.round, self.layout.record(state.params))
 
@@ -274,7 +274,7 @@ def refuse_evaluation(
 
 
 def _write_arrays(folder: RunFolder, layout: ArrayLayout, loss: float | None) -> None:
-    """What a run that goes on needs beside its checkpoint: the arrays that stay, and the loss it started from."""
+    """Writes what a resumed run needs beside its checkpoint: the arrays that stay, and the first loss."""
     folder.arrays_path.parent.mkdir(exist_ok=True)
     metadata = {"layout": layout.described(), "loss": json.dumps(loss)}
     replace_file(folder.arrays_path, save(layout.kept_tensors(), metadata=metadata))

@@ -30,7 +30,7 @@ ROUND = "server-round"  # as Flower's own strategies say it to clients
 
 @dataclass(frozen=True, eq=False)
 class FlowerMessages:
-    """What clients of a Flower app are asked, as `flwr.serverapp.strategy.FedAvg` asks them.
+    """Messages to the clients of a Flower app, as `flwr.serverapp.strategy.FedAvg` sends them.
 
     Attributes:
       layout: of the app's arrays.
@@ -80,7 +80,7 @@ class FlowerRound:
 
     @property
     def reply_size(self) -> int:
-        """How many values a reply holds."""
+        """The number of values in a reply."""
         return self.layout.num_values
 
     @property
@@ -89,7 +89,7 @@ class FlowerRound:
         return MessageType.TRAIN
 
     def request(self, client: VirtualClient | None) -> RecordDict:
-        """What a client is sent."""
+        """The content of the message to a client."""
         return self.content
 
     def reply(self, content: RecordDict) -> TrainReply:
@@ -119,7 +119,7 @@ class FlowerRating:
 
     @property
     def reply_size(self) -> int:
-        """How many values a reply holds."""
+        """The number of values in a reply."""
         return 1
 
     @property
@@ -128,7 +128,7 @@ class FlowerRating:
         return MessageType.EVALUATE
 
     def request(self, client: VirtualClient | None) -> RecordDict:
-        """What a client is sent."""
+        """The content of the message to a client."""
         return self.content
 
     def reply(self, content: RecordDict) -> TrainReply:

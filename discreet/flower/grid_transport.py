@@ -50,16 +50,16 @@ class VirtualClients:
     data_path: str | None = None
 
     def client(self, number: int) -> VirtualClient:
-        """What the request for one of them says of it."""
+        """The description of one virtual client in the request to it."""
         return VirtualClient(number, self.state_folder, self.ticket, self.seed, self.data_path)
 
 
 class RoundMessages(Protocol):
-    """What a round says to clients, and how their replies are read."""
+    """The messages of a round to clients, and the reading of their replies."""
 
     @property
     def reply_size(self) -> int:
-        """How many values a reply holds."""
+        """The number of values in a reply."""
 
     @property
     def kind(self) -> str:
@@ -73,7 +73,7 @@ class RoundMessages(Protocol):
 
 
 class Messages(Protocol):
-    """What a run says to clients: Discreet's own, or those of another Flower app."""
+    """The messages of a run to clients: Discreet's own, or those of another Flower app."""
 
     def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work) -> RoundMessages:
         """The messages of one round."""
@@ -81,7 +81,7 @@ class Messages(Protocol):
 
 @dataclass(frozen=True)
 class Sending:
-    """How messages travel.
+    """The way that messages travel.
 
     Attributes:
       kind: Flower's type of the messages.
@@ -123,7 +123,7 @@ class GridTransport:
     says: Callable[[str], str] = str
     nodes: list[int] = field(default_factory=list)
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """Virtual clients, or the connected nodes.
 
         Before the first round it waits for `min_nodes`; later for one, since a round without anybody would spend
@@ -187,7 +187,7 @@ class GridTransport:
             yield answer if isinstance(answer, Failure) else read_reply(answer, client, asked)
 
     def virtual_client(self, client: int) -> VirtualClient | None:
-        """What a message to a client says of who it is to be: None if it is a node."""
+        """The virtual client that a message is for; None if it goes to a node."""
         return self.virtual.client(client) if self.virtual else None
 
     def exchange(
@@ -290,7 +290,7 @@ def read_reply(message: Message, client: int, asked: RoundMessages) -> TrainRepl
 
 
 def failure_of(message: Message, client: int) -> Failure:
-    """What an error says that came in place of a reply."""
+    """Reads an error that came in place of a reply."""
     code = message.error.code
     kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
     return Failure(client, kind, _one_line(message.error.reason or ""))

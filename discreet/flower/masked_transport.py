@@ -41,7 +41,7 @@ FLOAT_BITS = 32
 
 @dataclass(frozen=True)
 class SumTerms:
-    """What the masked sums of a run are, in every round.
+    """The constants of a run's masked sums.
 
     Attributes:
       vector: what is added up.
@@ -81,9 +81,9 @@ class MaskedTransport:
     _server: MaskingServer | None = field(default=None, repr=False)
     _told: bool = field(default=False, repr=False)
 
-    def members(self) -> Sequence[int]:
-        """See `GridTransport.members`."""
-        return self.asking.members()
+    def available_clients(self) -> Sequence[int]:
+        """See `GridTransport.available_clients`."""
+        return self.asking.available_clients()
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN

@@ -84,7 +84,7 @@ def _unpacked(name: str, contents: dict[str, bytes], most: int) -> Message:
 
 
 def _unpacked_size(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """How many bytes an object takes; an array names each of its pieces as often as it holds it."""
+    """The bytes that an object takes. An array names each of its pieces as often as it holds it."""
     kind, children, _ = get_object_head_values_from_object_content(content)
     if kind != Array.__qualname__:
         return len(content)

@@ -63,7 +63,7 @@ class OwnRound:
 
     @property
     def reply_size(self) -> int:
-        """How many values a reply holds, at least 1."""
+        """The number of values in a reply, at least 1."""
         return max(1, self.update_size + self.answer_size)
 
     @property
@@ -72,7 +72,7 @@ class OwnRound:
         return MessageType.TRAIN
 
     def request(self, client: VirtualClient | None) -> RecordDict:
-        """What a client is sent; in a simulation with which client to be."""
+        """The content of the message to a client; in a simulation with the client to be."""
         return encode_request(replace(self.asked, virtual=client), self.parameters)
 
     def reply(self, content: RecordDict) -> TrainReply:
@@ -145,7 +145,7 @@ def read_masking_reply(content: RecordDict) -> bytes:
 
 
 def read_member(content: RecordDict) -> Member:
-    """Which node answers, and among whom: what `masked_messages.member_content` wrote.
+    """Reads the node that answers and its peers, as `masked_messages.member_content` wrote them.
 
     Raises:
       MalformedMessage: it holds something else, or a name that is not among the peers.
@@ -161,8 +161,9 @@ def read_member(content: RecordDict) -> Member:
 
 
 def all_finite(values: NDArray[np.float32]) -> bool:
-    """Whether all values (n,) are finite. A finite sum of squares says so, quicker than a look at each value; if it
-    is not, each is looked at, by pieces, so that nothing of their size is made on the way.
+    """True if all values (n,) are finite.
+
+    A finite sum of squares proves it quickly. Otherwise each value is looked at, by pieces, to save memory.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if math.isfinite(np.dot(values, values)):

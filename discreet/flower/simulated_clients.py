@@ -1,4 +1,4 @@
-"""What a simulation leaves in its run folder for virtual clients, and takes back when it is over."""
+"""Files that a simulation leaves in its run folder for virtual clients, and removes when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a budget has room for more releases."""
+"""A budget, and the room that it has for more releases."""
 
 from __future__ import annotations
 

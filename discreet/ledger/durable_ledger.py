@@ -1,4 +1,4 @@
-"""What was spent, on disk: an append-only SQLite file whose rows are chained by digest.
+"""The ledger on disk: an append-only SQLite file whose rows are chained by digest.
 
 The server keeps one for the user-level guarantee of a run; a client keeps one of its own for its example-level and
 local guarantees, over every run it takes part in. A row is on disk before the release that it pays for is made, so a
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.ledger.known_ledgers import (
+from discreet.ledger.rollback_guard import (
     LOCK_SECONDS,
-    KnownLedgers,
     LedgerError,
-    Mark,
+    LedgerPosition,
+    RollbackGuard,
     flush_folder,
     make_database,
     remove_database,
@@ -37,7 +37,7 @@ from discreet.ledger.known_ledgers import (
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-__all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "Mark", "Release"]
+__all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "LedgerPosition", "Release"]
 
 CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation: what the virtual clients have spent
 SCHEMA = """
@@ -90,19 +90,19 @@ class Sum(NamedTuple):
 
 
 class Account(Protocol):
-    """What is charged before a run's own ledger: see `discreet.server.population_account`."""
+    """An account that is charged before a run's own ledger: see `discreet.server.population_account`."""
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
         """Raises if these charges, for `what`, would pass the budget."""
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """What is spent, and how many of these rounds the budget has room for beside other charges."""
+        """Says what is spent, and how many of these rounds the budget has room for beside other charges."""
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """The same check, and the charge, in one transaction."""
 
-    def mark(self) -> Mark:
-        """How far the account has come."""
+    def position(self) -> LedgerPosition:
+        """The account's position."""
 
 
 def _digest(previous: str, content: Sequence[object]) -> str:
@@ -115,7 +115,7 @@ class DurableLedger:
     The connection is opened for each use: a ledger object holds no lock and may be shared between threads and passed on
     to another process. WAL with full synchronisation: `charge` returns after the rows have reached the disk.
 
-    Every charge is checked against what this machine knows of the ledger (`known_ledgers`), so that neither an older
+    Every charge is checked against what this machine knows of the ledger (`rollback_guard`), so that neither an older
     copy nor a second one is charged. If the ledger has an `account`, that is charged first: a crash between the two
     leaves an account that says more than the ledger.
 
@@ -155,8 +155,8 @@ class DurableLedger:
         """
         identity = secrets.token_hex(16)
         settings = {name: json.dumps(value) for name, value in {**(facts or {}), "identity": identity}.items()}
-        mark = Mark(identity, 0, _digest("", sorted(settings.items())))
-        rows = [*settings.items(), ("head", mark.head), ("rows", "0")]
+        position = LedgerPosition(identity, 0, _digest("", sorted(settings.items())))
+        rows = [*settings.items(), ("head", position.head), ("rows", "0")]
         with ExitStack() as undone:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -167,8 +167,8 @@ class DurableLedger:
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
             made = cls(path)
-            with KnownLedgers.opened() as here:
-                here.enter(mark, path)
+            with RollbackGuard.opened() as guard:
+                guard.enter(position, path)
             undone.pop_all()
         return made
 
@@ -204,12 +204,12 @@ class DurableLedger:
         with self._connect() as connection:
             return _sums(connection, after)
 
-    def charge_after(self, since: Mark, charges: Sequence[Charge]) -> Mark | None:
-        """As `charge`, unless one of the holders has been charged since a mark: then nothing is written, and None
+    def charge_after(self, since: LedgerPosition, charges: Sequence[Charge]) -> LedgerPosition | None:
+        """As `charge`, unless one of the holders has been charged since a position: then nothing is written, and None
         returned.
 
         Returns:
-          How far the ledger has come with these charges.
+          The ledger's position with these charges.
         """
         return self._charge(charges, since=since)
 
@@ -217,26 +217,26 @@ class DurableLedger:
         self,
         charges: Sequence[Charge],
         *,
-        since: Mark | None = None,
+        since: LedgerPosition | None = None,
         allowed: Callable[[Callable[[int], list[Sum]]], None] | None = None,
-    ) -> Mark | None:
-        with KnownLedgers.opened() as here, self._connect() as connection:
+    ) -> LedgerPosition | None:
+        with RollbackGuard.opened() as guard, self._connect() as connection:
             with _transaction(connection):
                 if since is not None and _charged_since(connection, since) & {charge.holder for charge in charges}:
                     return None
                 if allowed is not None:
                     allowed(partial(_sums, connection))
-                known = self._known(connection, here)
-                mark = _append(connection, charges)
+                known = self._known(connection, guard)
+                position = _append(connection, charges)
             # If another process was faster, it has charged this very file, or else another copy of it.
-            while known.rows < mark.rows and not here.note(mark, self.path, since=known):
-                known = self._known(connection, here)
-        return mark
+            while known.rows < position.rows and not guard.note(position, self.path, since=known):
+                known = self._known(connection, guard)
+        return position
 
-    def _known(self, connection: sqlite3.Connection, here: KnownLedgers) -> Mark:
-        """What this machine knows of the ledger; LedgerError if nothing, or rows that the ledger does not hold."""
-        _, mark = _settings(connection)
-        known = here.recall(mark.identity)
+    def _known(self, connection: sqlite3.Connection, guard: RollbackGuard) -> LedgerPosition:
+        """The last position that this machine knows; LedgerError if none, or if the ledger lacks rows of it."""
+        _, position = _settings(connection)
+        known = guard.recall(position.identity)
         if known is None:
             raise LedgerError(
                 f"{self.path} was never charged on this machine: it may be a copy. If no other copy will be charged, "
@@ -245,9 +245,9 @@ class DurableLedger:
         if _head_at(connection, known.rows) != known.head:
             raise LedgerError(
                 f"{self.path} is an older copy, or another copy of it was charged: this machine knows {known.rows} "
-                f"rows of it, which are not all among the {mark.rows} in the file. Put back the one that has them"
+                f"rows of it, which are not all among the {position.rows} in the file. Put back the one that has them"
             )
-        if _head_at(connection, mark.rows) != mark.head:
+        if _head_at(connection, position.rows) != position.head:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
         return known
 
@@ -257,11 +257,11 @@ class DurableLedger:
         Raises:
           LedgerError: its chain does not hold, this machine never charged it, or knows more of it than is there.
         """
-        with KnownLedgers.opened() as here, self._connect() as connection:
+        with RollbackGuard.opened() as guard, self._connect() as connection:
             for fault in _faults(connection):
                 raise LedgerError(f"{self.path} is damaged: {fault}")
-            known = self._known(connection, here)
-            if here.another_at(self.path, known.identity):
+            known = self._known(connection, guard)
+            if guard.another_at(self.path, known.identity):
                 raise LedgerError(
                     f"{self.path} is not the ledger that this machine charged there before. If it is the right one and "
                     f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
@@ -273,18 +273,18 @@ class DurableLedger:
         Raises:
           LedgerError: its chain does not hold, or this machine knows more of it than is there.
         """
-        mark = self.mark()
-        with KnownLedgers.opened() as here:
-            known = here.recall(mark.identity)
+        position = self.position()
+        with RollbackGuard.opened() as guard:
+            known = guard.recall(position.identity)
             if known is None or self.contains(known):
-                here.enter(mark, self.path)
+                guard.enter(position, self.path)
         self.check()
 
-    def contains(self, mark: Mark) -> bool:
-        """Whether this is the ledger of a mark, and has not been turned back behind it."""
+    def contains(self, position: LedgerPosition) -> bool:
+        """True if this is the ledger of a position, and holds all rows up to it."""
         with self._connect() as connection:
             _, own = _settings(connection)
-            return own.identity == mark.identity and _head_at(connection, mark.rows) == mark.head
+            return own.identity == position.identity and _head_at(connection, position.rows) == position.head
 
     def facts(self) -> dict[str, Any]:
         """The settings that the ledger was made with."""
@@ -292,8 +292,8 @@ class DurableLedger:
             stored, _ = _settings(connection)
         return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
 
-    def mark(self) -> Mark:
-        """How far the ledger has come. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
+    def position(self) -> LedgerPosition:
+        """The ledger's position. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
         with self._connect() as connection:
             return _settings(connection)[1]
 
@@ -322,7 +322,7 @@ class DurableLedger:
             return [Release(*row) for row in connection.execute("select * from releases order by number")]
 
     def verify(self) -> list[str]:
-        """What is wrong with the file, in one sentence; empty if the chain holds.
+        """Lists the faults of the file, a sentence each; empty if the chain holds.
 
         The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who rewrites the whole
         file with a new chain: compare the head digest with a copy kept elsewhere for that.
@@ -331,12 +331,12 @@ class DurableLedger:
             return _faults(connection)
 
 
-def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], Mark]:
+def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:
     """The facts that the ledger was made with, as JSON, its identity among them; and how far it has come."""
     facts = dict(connection.execute("select name, value from facts"))
     try:
         head, rows = facts.pop("head"), int(facts.pop("rows"))
-        return facts, Mark(json.loads(facts["identity"]), rows, head)
+        return facts, LedgerPosition(json.loads(facts["identity"]), rows, head)
     except (KeyError, ValueError) as error:
         raise sqlite3.DatabaseError("it has no identity") from error
 
@@ -349,9 +349,9 @@ def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _charged_since(connection: sqlite3.Connection, mark: Mark) -> set[str]:
+def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> set[str]:
     query = "select distinct holder from releases where number > ?"
-    return {str(holder) for (holder,) in connection.execute(query, (mark.rows,))}
+    return {str(holder) for (holder,) in connection.execute(query, (position.rows,))}
 
 
 def _sums(connection: sqlite3.Connection, after: int) -> list[Sum]:
@@ -359,7 +359,7 @@ def _sums(connection: sqlite3.Connection, after: int) -> list[Sum]:
     return [Sum(*row) for row in connection.execute(query, (after,))]
 
 
-def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:
+def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> LedgerPosition:
     _, before = _settings(connection)
     head, number, nonce, rows = before.head, before.rows, secrets.token_hex(8), []
     for charge in charges:
@@ -371,22 +371,22 @@ def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Mark:
     connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
     changed = [(head, "head"), (str(number), "rows")]
     connection.executemany("update facts set value = ? where name = ?", changed)
-    return Mark(before.identity, number, head)
+    return LedgerPosition(before.identity, number, head)
 
 
 def _faults(connection: sqlite3.Connection) -> list[str]:
     with _transaction(connection, "deferred"):  # all that is read is of one moment
-        settings, mark = _settings(connection)
+        settings, position = _settings(connection)
         rows = connection.execute("select * from releases order by number").fetchall()
     digest = _digest("", sorted(settings.items()))
-    for position, (*content, found) in enumerate(rows, start=1):
+    for number, (*content, found) in enumerate(rows, start=1):
         digest = _digest(digest, content)
-        if content[0] != position:
-            return [f"row {position} is missing: the next one is numbered {content[0]}"]
+        if content[0] != number:
+            return [f"row {number} is missing: the next one is numbered {content[0]}"]
         if found != digest:
-            return [f"row {position} does not fit the chain: it, a row before it, or the settings were changed"]
-    if len(rows) != mark.rows or digest != mark.head:
-        return [f"the last rows are missing: {len(rows)} of {mark.rows} are there, and the head digest differs"]
+            return [f"row {number} does not fit the chain: it, a row before it, or the settings were changed"]
+    if len(rows) != position.rows or digest != position.head:
+        return [f"the last rows are missing: {len(rows)} of {position.rows} are there, and the head digest differs"]
     return []
 
 

@@ -257,7 +257,7 @@ def clip_kind(run: ClientSettings) -> str:
 
 
 def runs_and_nodes(run: ClientSettings, *, account: bool) -> tuple[str, ...]:
-    """What a guarantee for a whole client does not cover, whoever noises."""
+    """The gaps of any guarantee for a whole client."""
     others = (
         "runs over the same clients that did not charge the population's account"
         if account

@@ -180,7 +180,7 @@ def resolved(guarantee: str, noise_multiplier: float | None) -> float:
 
 
 def cohort(run: ClientSettings) -> SecureCohort:
-    """Who takes part, and how many honest ones of them are sure to be in a sum."""
+    """The clients of a run, and the number of honest ones that are sure to be in a sum."""
     from discreet.privacy.secure_grid import SecureCohort
 
     return SecureCohort(run.user.population_size, run.secure.summands(run.user.population_size))

@@ -167,7 +167,7 @@ class Mechanism(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """What a release needs of its round.
+    """The facts of a round that its release needs.
 
     Attributes:
       number: of the rounds before it.

@@ -125,7 +125,7 @@ class CohortSum:
         self.below += reply.below
 
     def part(self) -> PartialReply:
-        """What has been added up, to be taken into another sum. Not a copy."""
+        """The values added so far, for another sum to take in. Not a copy."""
         return PartialReply(self._values, self.below, self.replies, self.clip_norm, self.grid)
 
     @property

@@ -1,4 +1,4 @@
-"""What clients have spent, over every round of every run, and the budgets that end it."""
+"""The accounts of clients: their spending over all rounds of all runs, and the budgets that end it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
-from discreet.ledger.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, Mark
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, LedgerPosition
 from discreet.protocol.messages import VirtualClient
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES
@@ -49,12 +49,12 @@ class Accounts:
     delta: float
     accountant: str
     _spent: dict[tuple[str, str], PrivacyLedger] = field(default_factory=dict)
-    _read_at: Mark | None = None
+    _read_at: LedgerPosition | None = None
 
     def spent(self, guarantee: str, holder: str) -> PrivacyLedger:
         """The releases on disk for a guarantee on the data of one client. Read once, and then followed."""
         if self._read_at is None:
-            self._read_at = self.ledger.mark()
+            self._read_at = self.ledger.position()
         if (guarantee, holder) not in self._spent:
             self._spent[guarantee, holder] = self.ledger.spent(guarantee, holder=holder)
         return self._spent[guarantee, holder]
@@ -64,7 +64,7 @@ class Accounts:
         return epsilon_of(spent, self.delta, self.accountant)
 
     def after(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> dict[str, PrivacyLedger]:
-        """What is spent with charges of one round and holder, which are not written yet, under their guarantees.
+        """The spending of each guarantee with charges of one round and holder that are not written yet.
 
         Raises:
           Refused: it would pass a budget.

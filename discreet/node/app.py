@@ -15,7 +15,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
-from discreet.ledger.known_ledgers import LedgerError
+from discreet.ledger.rollback_guard import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused
 from discreet.node.secure_aggregation import answer_masking

@@ -1,4 +1,4 @@
-"""What leaves a client: an answer with noise of its own, and the vector that goes into a masked sum."""
+"""Releases of a client: an answer with noise of its own, and the vector that goes into a masked sum."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
 
 
 def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
-    """Every gradient built, n * num_params floats: by torch.func, or one by one if that can't follow the model."""
+    """Builds every gradient, n * num_params floats: by torch.func, or by a loop if that can't follow the model."""
     try:
         found, way = _mapped(objective, inputs, targets), "torch.func"
     except RuntimeError:  # control flow that depends on the data, say; what is wrong for one example is raised again

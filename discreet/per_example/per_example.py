@@ -78,7 +78,7 @@ def clipped_gradient_sum(
       squared norm overflows, counts as zero in the sum, and its norm is inf.
 
     Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the rounding of the float
-    sum and of the other gradients, for which kernels may depend on n (`sum_one_by_one` leaves none of the latter).
+    sum and of the other gradients, for which kernels may depend on n (`sequential_sum` leaves none of the latter).
     n = 0 gives zeros and no norms.
 
     Raises:
@@ -106,7 +106,7 @@ def l1_clipped_gradient_sum(
     return _clipped_sum(objective_of(model, loss, order=1), inputs, targets, clip_norm)
 
 
-def sum_one_by_one(
+def sequential_sum(
     model: nn.Module, inputs: Tensor, *, targets: Tensor, clip_norm: float, loss: Loss = cross_entropy
 ) -> Tensor:
     """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as slow.

@@ -1,4 +1,4 @@
-"""What travels for a masked sum: bytes of `discreet.masking` in a record of their own.
+"""Messages of a masked sum: bytes of `discreet.masking` in a record of their own.
 
 The stage that asks for a masked vector goes with the train request and the parameters; the other stages go alone. An
 empty request asks a node who it is.
@@ -31,7 +31,7 @@ _REQUEST, _VIRTUAL = "request", "virtual"
 
 @dataclass(frozen=True)
 class Member:
-    """Who a node is among whom: what it says when it is asked."""
+    """A node's name and those of its peers, as it answers when it is asked."""
 
     name: str
     peers: tuple[str, ...]
@@ -46,18 +46,18 @@ def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
 
 
 def asked_bytes(request: TrainRequest) -> bytes:
-    """What one round asks for, beyond the terms: its clip norm is not known yet when its keys are made."""
+    """The request of one round as bytes. The terms leave it out: its clip norm is unknown when its keys are made."""
     work = request.work
     return json.dumps([request.round, float(request.clip_norm), work.trains, work.query]).encode()
 
 
 def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecord:
-    """What a node is asked; in a simulation with which client to be."""
+    """Makes the record that a node is asked with; in a simulation it names the client to be."""
     return ConfigRecord({_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})})
 
 
 def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
-    """What `masking_record` wrote.
+    """Reads what `masking_record` wrote.
 
     Raises:
       MalformedMessage: it holds something else.
@@ -73,10 +73,9 @@ def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
 
 
 def reply_content(reply: bytes) -> RecordDict:
-    """What a node answers."""
     return RecordDict({MASKING: ConfigRecord({MASKING_REPLY: reply})})
 
 
 def member_content(member: Member) -> RecordDict:
-    """What a node says that is asked who it is."""
+    """Makes the answer of a node that is asked who it is."""
     return RecordDict({MASKING: ConfigRecord({NAME: member.name, PEERS: list(member.peers)})})

@@ -1,4 +1,4 @@
-"""What travels between server and client: typed records, and their form as Flower's RecordDict.
+"""Messages between server and client: typed records, and their form as Flower's RecordDict.
 
 To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back come the clipped
 update, one bit, and what the client has spent by its own account; and the answer to a query, if the run pays for one.
@@ -46,7 +46,7 @@ class MalformedMessage(ValueError):
 
 @section("virtual.")
 class VirtualClient:
-    """Which client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulation_ticket`).
+    """The client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulation_ticket`).
 
     Attributes:
       client_id: its number.
@@ -65,7 +65,7 @@ class VirtualClient:
 
 @section("work.")
 class Work:
-    """What the clients of a cohort are asked to do with the parameters that they get.
+    """The work that a cohort is asked to do with the parameters that it gets.
 
     Attributes:
       trains: whether they train, and send an update with its bit.
@@ -85,7 +85,7 @@ def _is_clip_norm(value: float) -> bool:
 
 @section("")
 class TrainRequest:
-    """What a client is asked to do in one round.
+    """The request to a client for one round.
 
     It has a version of its own, a whole number. A client reads its own version alone, and refuses a request with a
     key that it does not know: a setting that it does not know may be what its guarantees rest on.
@@ -110,7 +110,7 @@ class TrainRequest:
 
 @dataclass(frozen=True, eq=False)
 class TrainReply:
-    """What a client sends back.
+    """The answer of a client to a request.
 
     Attributes:
       round: the round that was asked for.
@@ -174,7 +174,7 @@ def read_canonical(kind: type[Record], text: object, what: str) -> Record:
 
 
 def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
-    """What a client was sent: a request that is not read yet, and the parameters, (num_params,).
+    """Reads a message to a client: the request's record as it is, and the parameters, (num_params,).
 
     Raises:
       MalformedMessage: a part is missing or of the wrong kind.
@@ -197,7 +197,7 @@ def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
 
 
 def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
-    """What a reply says beside the update."""
+    """The numbers of a reply beside the update."""
     spent = {name: getattr(reply, name) for name in EPSILONS}
     return {"round": reply.round, "below": int(reply.below), **spent}
 
@@ -223,7 +223,7 @@ def array_of(vector: Tensor) -> Array:
 
 @lru_cache(maxsize=16)
 def _header(count: int) -> bytes:
-    """What stands before `count` float32 values in NumPy's format."""
+    """The header of `count` float32 values in NumPy's format."""
     header = io.BytesIO()
     kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
     np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": (count,)})
@@ -254,8 +254,9 @@ def shaped_floats_of(array: Array, name: str) -> Floats:
 
 
 def header_of(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """What the header of an array in NumPy's format announces, whatever the message says of it: the shape, whether it
-    lies by columns, the dtype, and where the values start."""
+    """Reads the header of an array in NumPy's format, and trusts nothing else that the message says of it.
+
+    The result is the shape, whether it lies by columns, the dtype, and where the values start."""
     file = io.BytesIO(array.data)
     try:
         shape, by_columns, dtype = HEADERS[np.lib.format.read_magic(file)](file)

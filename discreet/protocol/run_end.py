@@ -1,4 +1,4 @@
-"""How a ServerApp ends a run with one line."""
+"""The end of a ServerApp's run, in one line."""
 
 from __future__ import annotations
 

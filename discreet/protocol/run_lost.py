@@ -1,4 +1,4 @@
-"""What ends a run before it is done, although nothing is wrong with it."""
+"""The error that ends a run early although nothing is wrong with the run itself."""
 
 
 class RunLostError(RuntimeError):

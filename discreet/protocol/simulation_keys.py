@@ -1,4 +1,4 @@
-"""Where the virtual clients of a simulation find keys for masked sums: made for the run, in its folder.
+"""Keys for the masked sums of a simulation's virtual clients: made for the run, in its folder.
 
 The clients run in processes of their own, as nodes do. In a federation each key is its owner's, and nobody has two.
 """
@@ -13,7 +13,7 @@ FOLDER, PEERS = "masking", "peers.json"
 
 @dataclass(frozen=True)
 class MembershipFiles:
-    """What a node needs to take part in masked sums.
+    """The files that a node needs to take part in masked sums.
 
     Attributes:
       name: which node it is, in the list of its peers.

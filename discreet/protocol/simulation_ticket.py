@@ -1,4 +1,4 @@
-"""How a process learns that it is part of a simulation: from a file that the simulation has left on its disk.
+"""The file that tells a process on the same disk that it is part of a simulation.
 
 On a real node a server must not choose which client the node is, nor where its account is kept, nor its random numbers.
 So the word for it does not come with the message alone. A simulation leaves a random ticket in its run folder, readable
@@ -17,7 +17,7 @@ SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flo
 
 
 def finds_ticket(folder: Path, ticket: str) -> bool:
-    """Whether that ticket lies in the folder."""
+    """True if that ticket lies in the folder."""
     try:
         found = (folder / TICKET).read_text()
     except (OSError, ValueError):
@@ -26,5 +26,5 @@ def finds_ticket(folder: Path, ticket: str) -> bool:
 
 
 def is_simulations(node_config: Mapping[str, object], folder: Path, ticket: str) -> bool:
-    """Whether this process is a virtual client's: the ticket lies there, and no owner has set up a node here."""
+    """True in a virtual client's process: the ticket lies there, and no owner has set up a node here."""
     return node_config.keys() <= SIMULATION_KEYS and finds_ticket(folder, ticket)

@@ -13,8 +13,8 @@ from typing import Any
 
 from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import Rated, main_score, rated_in
-from discreet.server.chosen_trial import model_row
 from discreet.server.guarantees import guarantees_of, mechanisms_of
+from discreet.server.private_selection import model_row
 from discreet.server.resuming import flat
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES

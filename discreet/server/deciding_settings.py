@@ -16,7 +16,7 @@ OF_DATA = ("data.normalise", "statistics.noise_multiplier")
 
 
 def deciding_settings(config: RunConfig) -> dict[str, object]:
-    """What decides the cost of a release, flat: a resumed run must have the same. Needs a resolved configuration."""
+    """The settings that decide the cost of a release, flat. A resumed run must have the same ones."""
     mechanisms = mechanisms_of(config).values()
     names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
     names += ("privacy.user.mechanism",) if config.privacy.user.mechanism is not None else ()

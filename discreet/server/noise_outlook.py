@@ -1,4 +1,4 @@
-"""Whether a run can learn through its own noise: said before it spends anything."""
+"""The noise outlook: says before a run spends anything if it can learn through its own noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from discreet.accounting.noise_ratio import (
     EARLY_ROUNDS,
-    LARGEST_DRIVE_SHRINKING,
-    largest_drive,
-    noise_drive,
+    LARGEST_FEEDBACK_SHRINKING,
+    largest_feedback,
+    noise_feedback,
     noise_ratio,
 )
 from discreet.server.guarantees import resolve_noise, server_mechanism
@@ -21,21 +21,21 @@ from discreet.settings.run_config import RunConfig
 
 @dataclass(frozen=True)
 class NoiseOutlook:
-    """What is expected of a run's noise.
+    """The expected effect of a run's noise.
 
     Attributes:
       ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
-      drive: how strongly it drives the model (`noise_ratio.noise_drive`); 0 with Adam and Yogi, and if clients share a
-        step at example level, see docs/pitfalls.md.
-      limit: the largest drive with which such a run learns.
+      feedback: see `noise_ratio.noise_feedback` and docs/pitfalls.md; 0 with Adam and Yogi, and if clients share a step
+        at example level.
+      limit: the largest feedback with which such a run learns.
       early: whether the run is over before the noise has grown: it is warned of, and not refused.
-      remedies: numbers of clients, and of parameters, with which the drive would be at its limit.
+      remedies: numbers of clients, and of parameters, with which the feedback would be at its limit.
       fixed_norm: the setting of the clip norm if that is of an example's gradient, and never moves: the noise is then
         that of the gradients' mean.
     """
 
     ratio: float
-    drive: float
+    feedback: float
     limit: float
     fixed_norm: str | None = None
     early: bool = False
@@ -43,12 +43,12 @@ class NoiseOutlook:
 
     @property
     def loud(self) -> bool:
-        """Whether noise drives the model."""
-        return self.drive > self.limit
+        """True if noise feedback is above its limit."""
+        return self.feedback > self.limit
 
     @property
-    def drowned(self) -> bool:
-        """Whether the run will not learn."""
+    def refused(self) -> bool:
+        """True if the run will not learn, and is refused."""
         return self.loud and not self.early
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class NoiseOutlook:
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if not self.loud:
             return said
-        said = f"{said}, and will drive the model: {self.drive:.3g}, above {self.limit:g} (docs/pitfalls.md)"
+        said = f"{said}, and will drive the model: {self.feedback:.3g}, above {self.limit:g} (docs/pitfalls.md)"
         if not self.early:
             return said
         return f"{said}. A run of {EARLY_ROUNDS} rounds or fewer is not refused; take {', or '.join(self.remedies)}"
@@ -81,16 +81,18 @@ def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
     # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
     full = training.optimizer != "sgd"
     work = math.inf if full else training.epochs * training.learning_rate / (1 - training.momentum)
-    drive = noise_drive(ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work)
+    feedback = noise_feedback(
+        ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work
+    )
     if user.clip.kind != "adaptive":
-        return NoiseOutlook(ratio, drive, math.inf)
-    limit = largest_drive(shrinking=optimizer.shrink_with_noise)
-    excess = max(1.0, drive / limit)
+        return NoiseOutlook(ratio, feedback, math.inf)
+    limit = largest_feedback(shrinking=optimizer.shrink_with_noise)
+    excess = max(1.0, feedback / limit)
     remedies = (
         f"a population of {math.ceil(config.population_size * excess)} clients",
         f"a model of {math.floor(num_params / excess**2)} parameters",
     )
-    return NoiseOutlook(ratio, drive, limit, early=config.rounds <= EARLY_ROUNDS, remedies=remedies)
+    return NoiseOutlook(ratio, feedback, limit, early=config.rounds <= EARLY_ROUNDS, remedies=remedies)
 
 
 def check_noise(asked: RunConfig, *, num_params: int, resolved: RunConfig | None = None) -> None:
@@ -107,7 +109,7 @@ def check_noise(asked: RunConfig, *, num_params: int, resolved: RunConfig | None
     if asked.resume or asked.privacy.user.too_noisy == "warn":
         return
     outlook = noise_outlook(resolved or resolve_noise(asked), num_params=num_params)
-    if outlook.drowned:
+    if outlook.refused:
         remedies = ", or ".join(_remedies(asked, outlook, num_params))
         raise ConfigError(
             f"these settings will not learn: {outlook}; take {remedies}; privacy.user.too_noisy=warn runs all the same"
@@ -117,9 +119,9 @@ def check_noise(asked: RunConfig, *, num_params: int, resolved: RunConfig | None
 def _remedies(asked: RunConfig, outlook: NoiseOutlook, num_params: int) -> Iterator[str]:
     """One change each that brings the run within its limit."""
     rounds = asked.rounds
-    while noise_outlook(resolve_noise(replace(asked, rounds=rounds)), num_params=num_params).drowned:
+    while noise_outlook(resolve_noise(replace(asked, rounds=rounds)), num_params=num_params).refused:
         rounds = max(EARLY_ROUNDS, rounds // 2)
     yield f"rounds={rounds}"
-    if not asked.server.shrink_with_noise and outlook.drive <= LARGEST_DRIVE_SHRINKING:
+    if not asked.server.shrink_with_noise and outlook.feedback <= LARGEST_FEEDBACK_SHRINKING:
         yield "server.shrink_with_noise=true"
     yield from outlook.remedies

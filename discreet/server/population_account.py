@@ -19,7 +19,7 @@ from discreet.accounting.events import ACCOUNTANTS, RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, Sum
-from discreet.ledger.known_ledgers import Mark
+from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.server.run_folder import ACCOUNT, RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
@@ -145,10 +145,10 @@ class PopulationAccount:
           LedgerError: the account is older than the run's checkpoint, or lacks what the run has spent.
         """
         self.run = self._name_of(own, folder)
-        mark = folder.marks().get(ACCOUNT) if folder.checkpoint_path.exists() else None
+        position = folder.positions().get(ACCOUNT) if folder.checkpoint_path.exists() else None
         here = dict(self.ledger.spent(USER, holder=self.run).entries)
         lacking = [event for event, count in own.spent(USER).entries if here.get(event, 0) < count]
-        if lacking or (mark is not None and not self.ledger.contains(mark)):
+        if lacking or (position is not None and not self.ledger.contains(position)):
             raise LedgerError(
                 f"privacy.user.account={self.path} lacks what the run in {folder.path} has spent: it is older than the "
                 "run, or another account. Put back the one that the run has charged"
@@ -156,8 +156,8 @@ class PopulationAccount:
         own.account = self
 
     def _name_of(self, own: DurableLedger, folder: RunFolder) -> str:
-        """What the rows of a run bear: where it lay when it began, and the identity of its ledger, which stays."""
-        identity = own.mark().identity
+        """The name of a run in its rows: its first place on disk, and the identity of its ledger, which stays."""
+        identity = own.position().identity
         known = (run for run in self.ledger.holders(USER) if run.endswith(identity))
         return next(known, f"{folder.path} {identity}")
 
@@ -180,12 +180,11 @@ class PopulationAccount:
         self._spending = self._spending.read(sums)
         self.budget.require_room(self._spending.ledger, charges)
 
-    def mark(self) -> Mark:
-        """How far the account has come."""
-        return self.ledger.mark()
+    def position(self) -> LedgerPosition:
+        return self.ledger.position()
 
     def total(self) -> PrivacyLedger:
-        """What all runs together have spent by now."""
+        """The spending of all runs together."""
         self._spending = self._spending.read(self.ledger.sums)
         return self._spending.ledger
 
@@ -194,13 +193,13 @@ class PopulationAccount:
         return self.ledger.holders(USER)
 
     def count(self) -> str:
-        """How many runs have charged the account, in words."""
+        """The number of runs that have charged the account, in words."""
         number = len(self.runs())
         return f"{number} run{'' if number == 1 else 's'}"
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """What is spent before a run, and how many of its rounds, a charge each, the budget has room for if the charges
-        `beside` them are made too; in one line."""
+        """Says in one line what is spent before a run, and how many of its rounds, a charge each, fit into the budget
+        with the charges `beside` them."""
         spent, most, planned = self.total(), self.budget.max_epsilon, len(rounds)
         said = f"account {self.path}: epsilon {self.budget.epsilon(spent):.4g} is spent by {self.count()}"
         room = bisect_left(range(1, planned + 1), True, key=lambda count: not self._fit([*beside, *rounds[:count]]))
@@ -216,7 +215,7 @@ class PopulationAccount:
         return True
 
     def facts(self) -> dict[str, object]:
-        """What privacy.json says of the account, as it stands now."""
+        """The account's facts for privacy.json, as they stand now."""
         spent = self.total()
         chosen, delta = self.budget.accountant, self.population.delta
         only = chosen == RDP and self.population.adjacency == ADJACENCIES[1]  # which PLD does not know
@@ -228,7 +227,7 @@ class PopulationAccount:
             "epsilon_is": "of all runs that have charged the account by now, composed",
             "max_epsilon": self.budget.max_epsilon,
             "releases": spent.num_releases,
-            "head": self.mark().head,
+            "head": self.position().head,
         }
 
 
@@ -245,7 +244,7 @@ def create_account(path: Path, population: Population, *, max_epsilon: float | N
 
 
 def is_account(facts: Mapping[str, Any]) -> bool:
-    """Whether a ledger that was made with these facts is the account of a population."""
+    """True if a ledger that was made with these facts is the account of a population."""
     return facts.keys() == {*SETTINGS, LIMIT}
 
 

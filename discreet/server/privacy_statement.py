@@ -1,4 +1,4 @@
-"""What a run says of its privacy: the last lines of its log, and privacy.json."""
+"""The privacy statement of a run: the last lines of its log, and privacy.json."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ def _whose(mechanism: Mechanism, checkpoint: State) -> str:
 def privacy_facts(
     config: RunConfig, ledger: DurableLedger, outcome: Outcome, account: PopulationAccount | None = None
 ) -> dict[str, object]:
-    """What privacy.json says: every guarantee of the run, those that are off included; and, beside what the run has
-    cost, what its population has spent in all runs. None: it charges no account, or the account is not to be told."""
+    """The content of privacy.json: every guarantee of the run, those that are off included.
+
+    With an account it also says what the population has spent in all runs. None: the run charges no account, or the
+    account is not to be told."""
     return {
         "rounds": outcome.checkpoint.round,
         "stopped": outcome.stopped,
@@ -71,7 +73,7 @@ def privacy_facts(
         "accountant": config.privacy.accountant,
         "seed": config.seed,
         "protects_nobody": config.seed is not None,
-        "ledger_head": ledger.mark().head,
+        "ledger_head": ledger.position().head,
         "account": None if account is None else account.facts(),
         "guarantees": [
             _facts(mechanism, statement, config, ledger, outcome.checkpoint)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CohortSampling:
-    """How a cohort is drawn.
+    """The sampling of a cohort.
 
     Attributes:
       kind: `poisson`: each member with `probability`, independently; `fixed`: that share of `population_size` places
@@ -76,14 +76,14 @@ class RoundSettings:
             raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
 
     def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
-        """What the release of the round after `state` needs."""
+        """The facts that the release of the round after `state` needs."""
         answers = sum_for(self.answers) if self.answers else None
         return Round(state.round, state.params.numel(), state.clip_norm, self.expected_cohort, source, charge, answers)
 
 
 @dataclass(frozen=True)
 class RoundMetrics:
-    """What may be said of a round.
+    """The numbers of a round that may be published.
 
     Attributes:
       clip_norm: the norm that clipped this round.

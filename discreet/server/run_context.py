@@ -112,7 +112,7 @@ def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
 
 
 def guarantee_lines(config: RunConfig) -> Iterator[str]:
-    """What is on of the guarantees, with its noise or its target."""
+    """Yields a line for each guarantee that is on, with its noise or its target."""
     privacy = config.privacy
     for name, mechanism in mechanisms_of(config).items():
         terms, kind = terms_of(mechanism), f" ({privacy.local.kind})" if name == LOCAL else ""

@@ -34,8 +34,8 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, Mark
-from discreet.ledger.known_ledgers import flush_folder
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, LedgerPosition
+from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
 from discreet.queries.scores import score_columns
 from discreet.server.deciding_settings import deciding_settings
@@ -119,11 +119,11 @@ class RunFolder:
         ledgers = [self.ledger(config)]
         if simulated and accounts_itself(config):
             ledgers.append(DurableLedger(self.clients_ledger_path))
-        marks = self.marks() if self.checkpoint_path.exists() else None
+        positions = self.positions() if self.checkpoint_path.exists() else None
         for ledger in ledgers:
             ledger.check()
-            mark = None if marks is None else marks.get(ledger.path.name)
-            if marks is not None and (mark is None or not ledger.contains(mark)):
+            position = None if positions is None else positions.get(ledger.path.name)
+            if positions is not None and (position is None or not ledger.contains(position)):
                 raise LedgerError(
                     f"{ledger.path} is older than the checkpoint beside it, or of another run: put back its own ledger"
                 )
@@ -132,9 +132,10 @@ class RunFolder:
         if USER in mechanisms_of(config) and charged < done:
             raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
 
-    def marks(self) -> dict[str, Mark]:
-        """How far each ledger had come at the last checkpoint."""
-        return {name: Mark(*mark) for name, mark in _checkpoint_facts(self.checkpoint_path, "ledgers").items()}
+    def positions(self) -> dict[str, LedgerPosition]:
+        """The position of each ledger at the last checkpoint."""
+        saved = _checkpoint_facts(self.checkpoint_path, "ledgers")
+        return {name: LedgerPosition(*position) for name, position in saved.items()}
 
     def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
         """`config.yaml`, or `asked.yaml` by its name."""
@@ -155,17 +156,18 @@ class RunFolder:
         except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
-    def save_checkpoint(self, state: State, *, best: bool = False, account: Mark | None = None) -> None:
+    def save_checkpoint(self, state: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
         path = self.best_path if best else self.checkpoint_path
         numbers = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         tensors = {name: numbers.pop(name) for name in TENSORS}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
-        reached = {each.name: DurableLedger(each).mark() for each in ledgers} | ({ACCOUNT: account} if account else {})
-        marks = {name: dataclasses.astuple(mark) for name, mark in reached.items()}
+        positions = {each.name: DurableLedger(each).position() for each in ledgers}
+        positions |= {ACCOUNT: account} if account else {}
+        written = {name: dataclasses.astuple(position) for name, position in positions.items()}
         path.parent.mkdir(exist_ok=True)
         save = import_module("safetensors.torch").save
-        replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(marks)}))
+        replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(written)}))
 
     def load_checkpoint(self, *, best: bool = False) -> State | None:
         """The last checkpoint, None before the first round is done; or the best one, None before a run has started.
@@ -284,7 +286,7 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What is known of a run besides its metrics and its ledger.
+    """The status of a run, beside its metrics and its ledger.
 
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for

@@ -31,7 +31,7 @@ class Plan:
     evaluation: EvaluationPlan | None = None
 
     def joins(self, number: int) -> bool:
-        """Whether the cohort of a round also rates the model that it starts from."""
+        """True if the cohort of a round also rates the model that it starts from."""
         return self.evaluation is not None and self.evaluation.config.joins(number)
 
     def settings_of(self, number: int) -> RoundSettings:
@@ -40,7 +40,7 @@ class Plan:
 
 
 def cohort_sampling(config: RunConfig) -> CohortSampling:
-    """How the cohorts of a configuration are drawn."""
+    """The sampling of a configuration's cohorts."""
     return CohortSampling(config.sampling.kind, config.sampling_probability, config.population_size)
 
 
@@ -60,7 +60,7 @@ def round_settings(
 
 
 def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
-    """How the sum of answers of so many numbers is released, see `AnswerNoise`."""
+    """The release of the sum of answers of `length` numbers, see `AnswerNoise`."""
     return server_noise(
         config,
         length,
@@ -71,7 +71,7 @@ def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
 
 
 def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients:
-    """How answers to a query are released: noised at the server, or by each client."""
+    """The release of answers to a query: noised at the server, or by each client."""
     run = client_settings(config)
     own, noise_multiplier = own_noise(run, query.l1_norm), run.evaluation.noise_multiplier
     if own is None:
@@ -81,7 +81,7 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
 
 
 def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> EvaluationPlan:
-    """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`. `num_params`: of its model."""
+    """The plan of a run with evaluation.kind=private, see `EvaluationPlan`. `num_params`: of its model."""
     sizes, mechanism, event = Sizes(num_params, query.length), server_mechanism(client_settings(config)), None
     if mechanism is not None:
         noise = terms_of(mechanism).noise_multiplier

@@ -64,12 +64,12 @@ class Session:
 
     @property
     def folder(self) -> RunFolder:
-        """Where the run is written."""
+        """The folder that the run is written to."""
         return self.context.folder
 
     @property
     def query(self) -> Query | None:
-        """What clients are asked of models; None unless they rate them."""
+        """The query that clients answer about models; None unless they rate them."""
         return evaluation_query(self.config, self.task)
 
     @property
@@ -107,7 +107,7 @@ def training_run(session: Session, transport: Transport, *, on_round: OnRound | 
 
 
 def evaluation_query(config: RunConfig, task: Task) -> Query | None:
-    """What clients are asked of models on data of their own; None unless they rate them.
+    """The query that clients answer about models on data of their own; None unless they rate them.
 
     Raises:
       ConfigError: a metric does not fit what is predicted.

@@ -53,7 +53,7 @@ def initial_state(params: Tensor, *, clip_norm: float) -> State:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its last state, why it stopped if it did, and its model.
+    """The end of a run: its last state, why it stopped if it did, and its model.
 
     Attributes:
       checkpoint: after the last round, with all that was spent.
@@ -67,5 +67,5 @@ class Outcome:
 
     @property
     def model(self) -> State:
-        """What the run is to publish as its model."""
+        """The state whose model the run publishes."""
         return self.best or self.checkpoint

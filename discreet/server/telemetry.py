@@ -37,7 +37,7 @@ GUARANTEES = ("user", "example", "local")
 
 @dataclass(frozen=True)
 class RunCollector:
-    """What Prometheus reads of a run folder, live or done.
+    """The metrics of a run folder, live or done, for Prometheus.
 
     Before the first round only what is known by then is there. A guarantee that is off has an epsilon of +Inf.
 

@@ -18,7 +18,6 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, Work
 from discreet.queries.scores import main_score
-from discreet.server.divergence import ClipWatch, divergence
 from discreet.server.guarantees import mechanisms_of
 from discreet.server.progress import Progress, round_line
 from discreet.server.round import RoundMetrics, dp_fedavg_round
@@ -26,7 +25,8 @@ from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunStatus, read_status, write_status
 from discreet.server.run_plan import Plan
 from discreet.server.state import Outcome, State
-from discreet.server.transport import Brought, RoundAbandoned, RoundReport, Transport, check_exchange
+from discreet.server.stopping_rule import ClipWatch, stopping_reason
+from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
 from discreet.settings.privacy import GUARANTEES, USER
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ logger = logging.getLogger("discreet")
 
 
 class Scores(Protocol):
-    """How good a model is on the server's public test set; None is what is not known."""
+    """The evaluation of a model on the server's public test set. None: not known."""
 
     @property
     def loss(self) -> float | None:
@@ -80,7 +80,7 @@ class TrainingRun:
         self.progress = Progress(None, self.rounds)
         before = read_status(self.folder) or RunStatus("running", self.rounds)
         self.status = replace(before, state="running", rounds=self.rounds, reason=None)
-        self.members: Sequence[int] = ()
+        self.available: Sequence[int] = ()
         self.out: set[int] = set()
         self.abandoned, before_now = 0, self.folder.read_metrics()
         shares = [row["fraction_below"] for row in before_now]
@@ -136,16 +136,16 @@ class TrainingRun:
             return last
 
     def _rate(self, plan: EvaluationPlan, last: State) -> State:
-        self.members = self.transport.members()
+        self.available = self.transport.available_clients()
         source = self.context.source.child("evaluation", last.round)
-        report = RoundReport(finite=self.finite)
-        cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
+        stats = ReplyStats(finite=self.finite)
+        cohort = self.plan.sampling.draw(self.available, source.child("cohort"))
         replies = self._ask(last, cohort, RATE)
         charge, noise = partial(self._charge, last.round, USER), source.child("noise")
         at = plan.joined.of_round(last, noise, charge)
-        sums = plan.joined.release.rate(report.accept(replies), at, plan.event)
-        report.log_failures()
-        rated = report.added_to(last)
+        sums = plan.joined.release.rate(stats.accept(replies), at, plan.event)
+        stats.log_failures()
+        rated = stats.added_to(last)
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
@@ -153,21 +153,21 @@ class TrainingRun:
         return rated
 
     def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
-        """What the clients of a cohort say of a model."""
+        """Asks the clients of a cohort about a model."""
         number, params = last.round + 1, last.params
         return self.transport.ask(
             round_number=number, params=params, clip_norm=last.clip_norm, cohort=cohort, work=work
         )
 
     def _run_rounds(self, checkpoint: State) -> Outcome:
-        while (lost := divergence(self.losses, chance_loss=self.plan.chance_loss)) is None:
+        while (lost := stopping_reason(self.losses, chance_loss=self.plan.chance_loss)) is None:
             if checkpoint.round >= self.rounds:
                 return Outcome(checkpoint, None)
             try:
                 release = self.plan.settings_of(checkpoint.round + 1).release
                 if release.guarantee is not None and release.event is not None:
                     self._check_room(release.guarantee, release.event, "the next round")
-                checkpoint, report = self._next_round(checkpoint)
+                checkpoint, stats = self._next_round(checkpoint)
             except BudgetSpent as spent:
                 return Outcome(checkpoint, self.context.says(str(spent)))
             except RoundAbandoned as loss:
@@ -178,8 +178,8 @@ class TrainingRun:
                 continue
             self.abandoned = 0
             checkpoint = self.rate(checkpoint, is_last=False)
-            if USER not in self.mechanisms and report.refused and self._nobody_left():
-                return Outcome(checkpoint, f"every client refuses; the last one: {report.reasons[-1]}")
+            if USER not in self.mechanisms and stats.refused and self._nobody_left():
+                return Outcome(checkpoint, f"every client refuses; the last one: {stats.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
@@ -195,57 +195,57 @@ class TrainingRun:
 
     def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
-        return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
+        return self.plan.sampling.draw(self.available, self._draw(checkpoint).child("cohort"))
 
     def _nobody_left(self) -> bool:
-        """Whether every client that can be asked has refused in this run. A spent budget or a policy stays what it is,
-        so that a client that refused once stays out; the others go on without it."""
-        return len(self.out) >= len(self.members) > 0 and self.out.issuperset(self.members)
+        """True if every available client has refused in this run. A client that refused once stays out, for a spent
+        budget or a policy does not change."""
+        return len(self.out) >= len(self.available) > 0 and self.out.issuperset(self.available)
 
     def _gives_up(self, number: int, lost: RoundAbandoned) -> bool:
         """Counts an attempt of a round that was abandoned, and says whether it was the last one."""
-        report = RoundReport()
-        report.miss(lost.failures)
+        stats = ReplyStats()
+        stats.miss(lost.failures)
         logger.warning("round %d is abandoned, unread: %s", number, lost)
-        report.log_failures()
+        stats.log_failures()
         self.abandoned += 1
         return self.abandoned == MOST_ABANDONED
 
-    def _next_round(self, checkpoint: State) -> tuple[State, RoundReport]:
+    def _next_round(self, checkpoint: State) -> tuple[State, ReplyStats]:
         """Does the round after `checkpoint`; writes ledger, metrics, checkpoint, in that order."""
-        self.members = self.transport.members()  # the time that it waits for clients is no round's
+        self.available = self.transport.available_clients()  # the time that it waits for clients is no round's
         started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
         work = TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN
         replies = self.progress.counted(self._ask(checkpoint, cohort, work), cohort=len(cohort))
-        report = RoundReport(cohort=len(cohort), finite=self.finite)
-        state, metrics = self._round(checkpoint, replies, report)
-        self.out |= report.refused
+        stats = ReplyStats(cohort=len(cohort), finite=self.finite)
+        state, metrics = self._round(checkpoint, replies, stats)
+        self.out |= stats.refused
         if self.plan.evaluation and metrics.answers:
             self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self._tell)
         for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
             logger.warning("%s", self.context.says(note))
-        after = report.added_to(state)
-        evaluation, row = self._report(after, metrics, report, started)
+        after = stats.added_to(state)
+        evaluation, row = self._report(after, metrics, stats, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
-        self.folder.save_checkpoint(after, account=self.ledger.account.mark() if self.ledger.account else None)
+        self.folder.save_checkpoint(after, account=self.ledger.account.position() if self.ledger.account else None)
         score = _score(evaluation.loss, evaluation.scores.get(main_score(evaluation.scores)))
         if _is_finite(evaluation.loss) and score > self.best:
             self.best = score
             self.folder.save_checkpoint(after, best=True)
         self._tell(row)  # after the checkpoint: a hook that fails costs no round
-        return after, report
+        return after, stats
 
-    def _round(self, checkpoint: State, replies: Iterable[Brought], report: RoundReport) -> tuple[State, RoundMetrics]:
+    def _round(self, checkpoint: State, replies: Iterable[Brought], stats: ReplyStats) -> tuple[State, RoundMetrics]:
         number = checkpoint.round + 1
         settings = self.plan.settings_of(number)
         charge = partial(self._charge, number, settings.release.guarantee or USER)
-        accepted, noise = report.accept(replies), self._draw(checkpoint).child("noise")
+        accepted, noise = stats.accept(replies), self._draw(checkpoint).child("noise")
         done = dp_fedavg_round(checkpoint, accepted, settings, source=noise, charge=charge)
         for name, each in self.mechanisms.items():
             if (
                 each.at_server and each.reported
             ):  # of what clients account too, each for itself: the event is the same for all of them
-                report.epsilons |= dict.fromkeys(each.reported, self._epsilon(self.ledger.spent(name)))
+                stats.epsilons |= dict.fromkeys(each.reported, self._epsilon(self.ledger.spent(name)))
         return done
 
     def _tell(self, row: Mapping[str, object]) -> None:
@@ -259,7 +259,7 @@ class TrainingRun:
         return self.context.source.child("round", checkpoint.round + 1)
 
     def _report(
-        self, after: State, metrics: RoundMetrics, report: RoundReport, started: float
+        self, after: State, metrics: RoundMetrics, stats: ReplyStats, started: float
     ) -> tuple[Scores, dict[str, object]]:
         """Evaluates, and writes metrics, status and log. Returns the row too."""
         evaluation = self.evaluate(after)
@@ -269,22 +269,22 @@ class TrainingRun:
             **evaluation.scores,
             "clip_norm": metrics.clip_norm,
             "fraction_below": metrics.fraction_below,
-            "cohort": report.cohort,
+            "cohort": stats.cohort,
             "replies": metrics.replies,
             **self._epsilons(after),
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
         self.losses += [] if evaluation.loss is None else [evaluation.loss]
-        self.status = after_round(self.status, report, number=after.round, nodes=len(self.members))
+        self.status = after_round(self.status, stats, number=after.round, nodes=len(self.available))
         write_status(self.folder, self.status)
-        fields = {"event": "round", **row, "failures": dict(report.failures)}
+        fields = {"event": "round", **row, "failures": dict(stats.failures)}
         logger.info(round_line(row, rounds=self.rounds), extra={"fields": fields})
-        report.log_failures()
+        stats.log_failures()
         return evaluation, row
 
     def _epsilons(self, after: State) -> dict[str, float]:
-        """What is spent by now; infinity for a guarantee that is off."""
+        """The epsilon of each guarantee by now; infinity for one that is off."""
         spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
         for name, each in self.mechanisms.items():
             key = f"epsilon_{name}"
@@ -292,15 +292,15 @@ class TrainingRun:
         return spent
 
 
-def after_round(status: RunStatus, report: RoundReport, *, number: int, nodes: int) -> RunStatus:
+def after_round(status: RunStatus, stats: ReplyStats, *, number: int, nodes: int) -> RunStatus:
     """The status with a round's failures added."""
-    failures = Counter(status.failures) + report.failures
+    failures = Counter(status.failures) + stats.failures
     status = replace(status, nodes=nodes, failures=dict(sorted(failures.items())))
-    return replace(status, last_failure=report.reasons[-1], last_failure_round=number) if report.reasons else status
+    return replace(status, last_failure=stats.reasons[-1], last_failure_round=number) if stats.reasons else status
 
 
 def _score(loss: float | None, score: float | None) -> tuple[float, float]:
-    """What the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
+    """The key that the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
     return score or 0.0, -(loss or 0.0)
 
 

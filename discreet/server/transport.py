@@ -1,4 +1,4 @@
-"""How a round's cohort is asked: through Flower's grid, or in the same process. The algorithm does not see which."""
+"""The transport of a round: through Flower's grid, or in the same process. The algorithm does not see which."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_exchange(transport: object, *, masked: bool) -> None:
 class Transport(Protocol):
     """Asks clients for their updates. One with `makes_sums` brings nothing else but one `UnopenedSum` of them."""
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
     def ask(
@@ -79,8 +79,8 @@ class Transport(Protocol):
 
 
 @dataclass
-class RoundReport:
-    """What a round's replies say of themselves: counted as they pass, kept apart from what is added up."""
+class ReplyStats:
+    """Statistics of a round's replies: counted as they pass, kept apart from their sum."""
 
     cohort: int = 0
     failures: Counter[str] = field(default_factory=Counter)

@@ -1,1 +1,1 @@
-"""What a person can set: frozen sections, nested as conf/ is, which check themselves."""
+"""Settings that a person writes: frozen sections, nested as conf/ is, which check themselves."""

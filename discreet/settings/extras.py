@@ -1,4 +1,4 @@
-"""What `pip install discreet` leaves out, and the one line that says how to get it."""
+"""Optional packages that `pip install discreet` leaves out, and the line that says how to get them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains whole cohorts of virtual clients, many at a time: what `InProcessTransport` does one by one."""
+"""Trains whole cohorts of virtual clients, in batches. `InProcessTransport` trains them sequentially."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class BatchedTransport:
     def __exit__(self, *_: object) -> None:
         self._workers.close()
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """Every virtual client."""
         return range(len(self.engine.client_examples))
 

@@ -48,7 +48,7 @@ class InProcessTransport:
     state_folder: str
     vector: SecureSum | None = None
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """Every virtual client."""
         return range(self.run.data.num_clients)
 
@@ -87,9 +87,9 @@ class InTheClear:
 
     makes_sums: ClassVar[bool] = True
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         """See `Transport`."""
-        return self.transport.members()
+        return self.transport.available_clients()
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN

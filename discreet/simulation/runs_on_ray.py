@@ -1,7 +1,7 @@
 """Several runs at a time: each is a task of a Ray cluster, with one CPU and a log beside its folder.
 
 A run whose process or machine is killed goes on after its last checkpoint, on whatever machine has room. So the run
-folders lie on a path that all machines share. A machine charges only ledgers that it knows (`known_ledgers`): this
+folders lie on a path that all machines share. A machine charges only ledgers that it knows (`rollback_guard`): this
 process, which has seen them grow, lets the next machine go on with them.
 """
 

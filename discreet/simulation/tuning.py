@@ -15,7 +15,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount
 from discreet.queries.scores import main_score
-from discreet.server.chosen_trial import (
+from discreet.server.private_selection import (
     ACCOUNTANT,
     SelectionCost,
     cost_of,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.models.dropout import masks_from
 from discreet.models.models import load_parameters, to_train, trainable_part
-from discreet.per_example.per_example import sum_one_by_one
+from discreet.per_example.per_example import sequential_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import LocalSettings
 
@@ -40,5 +40,5 @@ def shared_step(
     to_train(exact)
     inputs = examples.inputs.double() if examples.inputs.is_floating_point() else examples.inputs
     with masks_from(source, exact):
-        total = sum_one_by_one(exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss)
+        total = sequential_sum(exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss)
     return trainable_part(exact, total) * (-settings.learning_rate / settings.batch_size)

@@ -17,7 +17,7 @@ from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Examples
 from discreet.mechanisms.masked_step import step_norm
 from discreet.node.release import Values, noised_vector
-from discreet.per_example.per_example import sum_one_by_one
+from discreet.per_example.per_example import sequential_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
@@ -190,9 +190,9 @@ def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def clipped_for_twice_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     def loose(model: nn.Module, inputs: Tensor, *, clip_norm: float, **how: Any) -> tuple[Tensor, Tensor]:
-        return sum_one_by_one(model, inputs, clip_norm=2 * clip_norm, **how)
+        return sequential_sum(model, inputs, clip_norm=2 * clip_norm, **how)
 
-    monkeypatch.setattr("discreet.training.shared_step.sum_one_by_one", loose)
+    monkeypatch.setattr("discreet.training.shared_step.sequential_sum", loose)
 
 
 @pytest.mark.parametrize("fault", [counted_twice, clipped_for_twice_the_norm])

@@ -91,7 +91,7 @@ def asks(canaries: Canaries, *, replaced: bool) -> CanaryTransport:
 def test_with_cohorts_of_a_fixed_size_a_canary_that_is_out_sends_the_opposite() -> None:
     canaries = draw_canaries(20, 40, seeded_source(31))
     transport = asks(canaries, replaced=True)
-    assert list(transport.members()) == list(range(23))
+    assert list(transport.available_clients()) == list(range(23))
     out = int(np.flatnonzero(~canaries.included)[0])
     (reply,) = transport.ask(round_number=1, params=torch.zeros(40), clip_norm=0.5, cohort=[3 + out])
     assert torch.allclose(reply.update, -0.5 * canaries.direction(out).float())
@@ -100,7 +100,8 @@ def test_with_cohorts_of_a_fixed_size_a_canary_that_is_out_sends_the_opposite() 
 
 def test_a_canary_that_is_out_is_no_member() -> None:
     canaries = draw_canaries(20, 40, seeded_source(31))
-    assert list(asks(canaries, replaced=False).members()) == [0, 1, 2, *(3 + np.flatnonzero(canaries.included))]
+    asked = list(asks(canaries, replaced=False).available_clients())
+    assert asked == [0, 1, 2, *(3 + np.flatnonzero(canaries.included))]
 
 
 def test_rounds_are_claimed_one_by_one_and_the_run_by_its_ledger() -> None:

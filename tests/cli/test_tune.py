@@ -12,13 +12,13 @@ from safetensors import safe_open
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.cli.tune import MOST_CANDIDATES, candidates_of
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
-from discreet.ledger.known_ledgers import Mark
+from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
-from discreet.server.chosen_trial import cost_of, publish, require_room
 from discreet.server.guarantees import server_mechanism
 from discreet.server.population_account import ADJACENCIES, Population, create_account
+from discreet.server.private_selection import cost_of, publish, require_room
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.settings.compose import load_config
@@ -228,7 +228,7 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config)
 
-    def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: Mark | None = None) -> None:
+    def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         if not best:  # the one before the first round is written as the best so far
             raise KilledError
         save(files, checkpoint, best=best, account=account)

@@ -69,10 +69,10 @@ def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path
 def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     mine, budget = account(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA, EXAMPLE)
     charge(mine, STEP, 8, budget)
-    head = mine.ledger.mark().head
+    head = mine.ledger.position().head
     with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "):
         charge(mine, STEP, 4, budget)
-    assert mine.ledger.mark().head == head
+    assert mine.ledger.position().head == head
     assert charge(mine, STEP, 1, budget) <= budget.epsilon
 
 

@@ -1,4 +1,4 @@
-"""A cohort is admitted as its clients would be one by one: what is asked, charged and refused."""
+"""A cohort is admitted as its clients would be sequentially: what is asked, charged and refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def spent(found: Admitted | Refused) -> float:
 
 
 @pytest.mark.parametrize("words", [(), BOTH], ids=["example", "example and local"])
-def test_many_clients_at_once_are_these_clients_one_by_one(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_many_clients_at_once_are_admitted_as_sequentially(words: tuple[str, ...], tmp_path: Path) -> None:
     sizes = {"4": 9, "2": 5, "7": 0, "9": 9}
     many, each = accounts(tmp_path / "many"), accounts(tmp_path / "each")
     for number in (1, 2):

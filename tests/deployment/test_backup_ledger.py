@@ -31,7 +31,7 @@ def test_the_copy_holds_every_row_while_the_ledger_is_open(
     reader.close()
     copy = DurableLedger(tmp_path / "copy.db")
     assert copy.releases() == ledger.releases()
-    assert f"4 rows, head {ledger.mark().head}" in capsys.readouterr().out
+    assert f"4 rows, head {ledger.position().head}" in capsys.readouterr().out
 
 
 def test_nothing_is_overwritten_and_a_damaged_or_missing_ledger_is_not_passed_on_in_silence(

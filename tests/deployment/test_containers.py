@@ -224,7 +224,7 @@ def test_everything_comes_up_healthy_and_locked_down(deployment: Deployment) -> 
     assert "127.0.0.1" in deployment.inspect("superlink", "{{json .NetworkSettings.Ports}}")
 
 
-def test_a_node_reaches_the_gate_and_what_the_gate_lets_through(deployment: Deployment) -> None:
+def test_a_node_reaches_the_node_proxy_and_what_it_lets_through(deployment: Deployment) -> None:
     reach = "import socket; socket.create_connection(('{}', {}), timeout=5)"
     deployment.in_service("node-0", "python", "-c", reach.format("gate", 9092))
     for host in ("superlink", "node-1"):
@@ -290,14 +290,14 @@ def test_what_was_spent_outlives_down_and_up(deployment: Deployment) -> None:
 def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_approved(deployment: Deployment) -> None:
     deployment.compose("down", "--timeout", "20")
     apart = AloneNode(deployment)
-    gate_port = str(free_port())
+    proxy_port = str(free_port())
     server = ("-f", "docker-compose.yml", "-f", "docker-compose.server.yml")
-    open_gate = {"DISCREET_GATE_PORT": gate_port, "DISCREET_OVERRIDES": "experiment=deployment"}
-    deployment.compose(*server, "up", "--wait", "--wait-timeout", str(int(UP_SECONDS)), **open_gate)
-    running = deployment.compose(*server, "ps", "--services", **open_gate)
+    open_proxy = {"DISCREET_GATE_PORT": proxy_port, "DISCREET_OVERRIDES": "experiment=deployment"}
+    deployment.compose(*server, "up", "--wait", "--wait-timeout", str(int(UP_SECONDS)), **open_proxy)
+    running = deployment.compose(*server, "ps", "--services", **open_proxy)
     assert sorted(running.split()) == ["gate", "superlink"]
     try:
-        apart.start(f"{deployment.gateway}:{gate_port}")
+        apart.start(f"{deployment.gateway}:{proxy_port}")
         alone = "data.num_clients=1 sampling.min_nodes=1 rounds=1"
         assert deployment.run(alone, output="/runs/alone").wait(RUN_SECONDS) == 0
         assert [row["replies"] for row in deployment.rows("/runs/alone")] == ["1"]
@@ -317,4 +317,4 @@ def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_ap
     finally:
         print(apart.compose("logs", "--tail", "40"))
         apart.compose("down", "--volumes")
-        deployment.compose(*server, "down", "--timeout", "20", **open_gate)
+        deployment.compose(*server, "down", "--timeout", "20", **open_proxy)

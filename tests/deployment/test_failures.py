@@ -29,7 +29,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 def test_strangers_and_a_second_node_with_a_key_in_use_are_refused(federation: Federation) -> None:
-    key, address = federation.secrets / "nodes" / "late.key", f"127.0.0.1:{federation.gate_port}"
+    key, address = federation.secrets / "nodes" / "late.key", f"127.0.0.1:{federation.proxy_port}"
     with raw_node(address, authority=federation.authority, key=key, behaviour=silent):
         check_refused(federation)
 
@@ -39,7 +39,7 @@ def check_refused(federation: Federation) -> None:
     own_list = ("--peers", str(strangers / "public" / PEERS_FILE))  # with another one it would not even start
     key = ("--key", str(strangers / "nodes" / "stranger.key"), *own_list)
     wrong_authority = ("--authority", str(strangers / "ca.crt"))
-    no_tls = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.gate_port}"]
+    no_tls = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.proxy_port}"]
     no_key = [*no_tls, "--root-certificates", str(federation.authority), "--max-retries", "1"]
     no_key.remove("--insecure")
     once = ("--partition", "0", "--of", "4", "--max-retries", "1")

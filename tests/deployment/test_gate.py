@@ -1,4 +1,4 @@
-"""The gate passes on what a node may call, and nothing else."""
+"""The node proxy passes on what a node may call, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from discreet.deployment import gate as the_gate
+from discreet.deployment import gate as node_proxy
 from discreet.deployment.certificates import make_secrets
 from discreet.deployment.flower_home import free_port
-from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_gate
+from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_node_proxy
 from discreet.deployment.local_federation import START_SECONDS, wait_until
 
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
 
 
-async def through_the_gate(calls: Calls, ask: Callable[[httpx.AsyncClient], object]) -> httpx.Response:
-    """The answer to a caller when the SuperLink behind the gate writes down each call."""
+async def through_the_proxy(calls: Calls, ask: Callable[[httpx.AsyncClient], object]) -> httpx.Response:
+    """The answer to a caller when the SuperLink behind the node proxy writes down each call."""
 
     async def note(request: Request) -> Response:
         calls.append((request.method, request.url.path, await request.body(), dict(request.headers)))
         return Response(b"answer", status_code=202, headers={"x-flower": "yes"})
 
     upstream = Starlette(routes=[Route("/{path:path}", note, methods=["GET", "POST", "PUT", "DELETE"])])
-    gate = make_gate("http://superlink", verify=False, largest_body=1000)
+    proxy = make_node_proxy("http://superlink", verify=False, largest_body=1000)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(upstream), base_url="http://superlink") as behind:
-        inside = _with_state(gate, behind)
+        inside = _with_state(proxy, behind)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(inside), base_url="http://gate") as caller:
             answer = await ask(caller)  # type: ignore[misc]
     assert isinstance(answer, httpx.Response)
     return answer
 
 
-def _with_state(gate: Starlette, client: httpx.AsyncClient) -> Callable[..., object]:
+def _with_state(proxy: Starlette, client: httpx.AsyncClient) -> Callable[..., object]:
     async def app(scope: dict[str, object], receive: object, send: object) -> None:
         scope["state"] = {"client": client}
-        await gate(scope, receive, send)  # type: ignore[arg-type]
+        await proxy(scope, receive, send)  # type: ignore[arg-type]
 
     return app
 
 
 def ask(method: str, path: str, **given: Any) -> tuple[httpx.Response, Calls]:
     calls: Calls = []
-    answer = asyncio.run(through_the_gate(calls, lambda caller: caller.request(method, path, **given)))
+    answer = asyncio.run(through_the_proxy(calls, lambda caller: caller.request(method, path, **given)))
     return answer, calls
 
 
@@ -80,7 +80,7 @@ def test_the_calls_of_a_node_go_through_with_body_and_signature() -> None:
         "/docs",
     ],
 )
-def test_everything_else_stops_at_the_gate(path: str) -> None:
+def test_everything_else_stops_at_the_node_proxy(path: str) -> None:
     for method in ("GET", "POST", "PUT"):
         answer, calls = ask(method, path, content=b"" if method == "POST" else None)
         assert answer.status_code == 404
@@ -92,7 +92,7 @@ async def pieces() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize(("content", "status"), [(b"x" * 1001, 413), (b"x" * 1000, 202), (pieces(), 411)])
-def test_a_body_that_is_too_large_or_of_unknown_length_stops_at_the_gate(content: Any, status: int) -> None:
+def test_a_body_that_is_too_large_or_of_unknown_length_stops_at_the_node_proxy(content: Any, status: int) -> None:
     answer, calls = ask("POST", "/v1/fleet/push-object", content=content)
     assert answer.status_code == status
     assert bool(calls) is (status == 202)
@@ -117,14 +117,14 @@ class Slow:
         length = {"content-length": str(len(body))}
         return httpx.Response(200, headers=length, stream=httpx.ByteStream(body[::-1]))
 
-    def gate(self) -> Callable[..., object]:
-        """A gate before it."""
+    def proxy(self) -> Callable[..., object]:
+        """A node proxy before it."""
         behind = httpx.AsyncClient(transport=httpx.MockTransport(self), base_url="http://superlink")
-        return _with_state(make_gate("http://superlink", verify=False, largest_body=2**21), behind)
+        return _with_state(make_node_proxy("http://superlink", verify=False, largest_body=2**21), behind)
 
     def caller(self) -> httpx.AsyncClient:
-        """A caller through a gate of its own."""
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.gate()), base_url="http://gate/v1/fleet")
+        """A caller through a node proxy of its own."""
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.proxy()), base_url="http://gate/v1/fleet")
 
 
 async def settle() -> None:
@@ -190,7 +190,7 @@ def test_large_and_small_contents_come_through_as_they_are(size: int) -> None:
 
 
 def test_a_body_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(the_gate, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(node_proxy, "BODY_SECONDS", 0.1)
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"x"
@@ -201,7 +201,7 @@ def test_a_body_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatc
         return await asyncio.wait_for(call, START_SECONDS)
 
     calls: Calls = []
-    assert asyncio.run(through_the_gate(calls, slowly)).status_code == 408
+    assert asyncio.run(through_the_proxy(calls, slowly)).status_code == 408
     assert calls == []
 
 
@@ -213,7 +213,7 @@ def test_what_a_caller_says_of_where_it_is_does_not_reach_the_superlink() -> Non
 
 @dataclass(frozen=True)
 class Open:
-    """A gate as a process, which waits a second for the head of a call."""
+    """A node proxy as a process, which waits a second for the head of a call."""
 
     port: int
     authority: Path
@@ -236,14 +236,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     command = [sys.executable, "-c", code]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         found = Open(port, secrets / "ca.crt", folder / "log")
-        wait_until(lambda: answers(found), START_SECONDS, "the gate answers")
+        wait_until(lambda: answers(found), START_SECONDS, "the node proxy answers")
         yield found
         process.terminate()
 
 
-def answers(gate: Open) -> bool:
+def answers(proxy: Open) -> bool:
     try:
-        with gate.with_tls() as caller:
+        with proxy.with_tls() as caller:
             return bool(asked(caller, "/"))
     except OSError:
         return False

@@ -55,7 +55,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     federation.environment[HELD_FOLDER] = str(tmp_path)
     try:
         federation.start_superlink()
-        federation.start_warm_clients()
+        federation.start_preforked_clients()
         for number, name in enumerate(NODES):
             federation.start_node(name, "--partition", str(number), "--of", str(len(NODES)))
         federation.wait_for_nodes(NODES)

@@ -25,7 +25,7 @@ from discreet.queries.scores import SCORES
 from discreet.server.run_folder import METRICS, RunFolder, RunStatus, only_writer, write_status
 from discreet.server.telemetry import GAUGES, RunCollector, serving_metrics
 from discreet.server.training_run import after_round
-from discreet.server.transport import Failure, RoundReport
+from discreet.server.transport import Failure, ReplyStats
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -100,9 +100,9 @@ def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
         (3, [Failure(9, "late", ""), Failure(8, "refused", "no")]),
     ]
     for number, (nodes, failures) in enumerate([*rounds, (4, list[Failure]())], 1):
-        report = RoundReport()
-        report.miss(failures)
-        status = after_round(status, report, number=number, nodes=nodes)
+        stats = ReplyStats()
+        stats.miss(failures)
+        status = after_round(status, stats, number=number, nodes=nodes)
     assert status.failures == {"late": 3, "refused": 1}
     assert (status.nodes, status.last_failure, status.last_failure_round) == (4, "client 8 refused: no", 2)
 

@@ -15,7 +15,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
 from discreet.deployment.backup_ledger import backup
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.ledger.known_ledgers import STATE_VARIABLE
+from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.server.run_folder import only_writer
 
 WRITERS, FILES = 4, 10
@@ -83,10 +83,10 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_charge_that_fails_leaves_nothing(ledger: DurableLedger) -> None:
-    head = ledger.mark().head
+    head = ledger.position().head
     with pytest.raises(ValueError, match="event"):
         ledger.charge([Charge(4, "user", "", EVENT), Charge(4, "user", "", object())])  # type: ignore[arg-type]
-    assert ledger.mark().head == head
+    assert ledger.position().head == head
     assert ledger.verify() == []
 
 
@@ -104,7 +104,7 @@ def test_a_charge_has_reached_the_disk_when_it_returns(ledger: DurableLedger, mo
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
     ledger.charge([Charge(4, "user", "", EVENT)])
-    assert ledger.charge_after(ledger.mark(), [Charge(4, "example", "1", EVENT)])
+    assert ledger.charge_after(ledger.position(), [Charge(4, "example", "1", EVENT)])
     assert set(found) <= {("wal", 2), ("wal", 3)}
     assert len(found) >= 2
 

@@ -16,9 +16,9 @@ from dp_accounting import GaussianDpEvent
 from flwr.app import Context, RecordDict
 
 from discreet.flower import serving
-from discreet.ledger import durable_ledger, known_ledgers
+from discreet.ledger import durable_ledger, rollback_guard
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.ledger.known_ledgers import STATE_VARIABLE
+from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.protocol import run_end
 from discreet.server import run_folder
 from discreet.server.run_folder import RunFolder, state_of
@@ -96,7 +96,7 @@ def test_a_server_app_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out == f"discreet: {FULL}\n"
 
 
-@pytest.mark.parametrize("place", ["the known ledgers", "the folder", "the first look"])
+@pytest.mark.parametrize("place", ["the rollback guard", "the folder", "the first look"])
 def test_a_ledger_that_can_not_be_made_leaves_no_file(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_ledger_that_can_not_be_made_leaves_no_file(
         raise FULL
 
     folder = tmp_path / "made"
-    if place == "the known ledgers":
+    if place == "the rollback guard":
         (tmp_path / "file").touch()
         monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "file"))
     elif place == "the folder":
@@ -130,7 +130,7 @@ def test_a_new_ledger_is_whole_without_what_sqlite_keeps_beside_it(tmp_path: Pat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite3, "connect", partial(connect, factory=Read))
-        known_ledgers.make_database(tmp_path / "new.db", durable_ledger.SCHEMA)
+        rollback_guard.make_database(tmp_path / "new.db", durable_ledger.SCHEMA)
     with closing(connect(tmp_path / "new.db")) as connection, closing(readers[0]):
         assert connection.execute("select count(*) from releases").fetchone() == (0,)
 

@@ -101,7 +101,7 @@ def silent(message: Message) -> None:
 
 def ask(grid: FakeGrid | LinkGrid, cohort: list[int], *, timeout: float = 5.0) -> list[TrainReply | Failure]:
     transport = GridTransport(grid, OwnMessages(RUN), timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
-    transport.members()
+    transport.available_clients()
     return list(transport.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
 
 
@@ -285,9 +285,9 @@ def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declare
     with pytest.raises(
         TimeoutError, match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared"
     ):
-        transport.members()
+        transport.available_clients()
     grid.answers.pop(3)
-    assert transport.members() == [1, 2]
+    assert transport.available_clients() == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["poisson", "fixed", "everyone"])
@@ -301,7 +301,7 @@ def test_no_cohort_is_drawn_of_more_clients_than_are_declared(kind: str) -> None
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     grid = FakeGrid({10: worker, 20: worker})
     transport = GridTransport(grid, OwnMessages(RUN), timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
-    assert list(transport.members()) == [0, 1, 2, 3, 4]
+    assert list(transport.available_clients()) == [0, 1, 2, 3, 4]
     grid.sent.clear()
     list(transport.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
     sent = [(decode_request(m.content)[0].virtual, m.metadata.dst_node_id) for m in grid.sent.values()]
@@ -313,10 +313,10 @@ def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     grid = FakeGrid({10: silent})
     transport = GridTransport(grid, OwnMessages(RUN), timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
-        transport.members()
+        transport.available_clients()
     assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]
     grid.answers[10] = worker
-    assert list(transport.members()) == [0, 1, 2, 3, 4]
+    assert list(transport.available_clients()) == [0, 1, 2, 3, 4]
 
 
 def test_a_real_federation_is_told_no_client_and_no_folder() -> None:

@@ -14,7 +14,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.ledger.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
+from discreet.ledger.rollback_guard import STATE_VARIABLE, LedgerPosition, RollbackGuard
 from discreet.node.nodes import node_client
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
@@ -164,14 +164,14 @@ def test_a_ledger_that_was_moved_goes_on_where_its_owner_says_so(node: Path) -> 
 def test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, note = copied(node.parent, node.parent.parent / "copy") / "ledger.db", KnownLedgers.note
+    copy, note = copied(node.parent, node.parent.parent / "copy") / "ledger.db", RollbackGuard.note
 
-    def late(here: KnownLedgers, mark: Mark, path: Path, *, since: Mark) -> bool:
-        monkeypatch.setattr(KnownLedgers, "note", note)
+    def late(guard: RollbackGuard, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
+        monkeypatch.setattr(RollbackGuard, "note", note)
         one_more(node)
-        return note(here, mark, path, since=since)
+        return note(guard, position, path, since=since)
 
-    monkeypatch.setattr(KnownLedgers, "note", late)
+    monkeypatch.setattr(RollbackGuard, "note", late)
     with pytest.raises(LedgerError, match="another copy of it was charged"):
         one_more(copy)
     assert charges_of(node) == 3
@@ -180,18 +180,19 @@ def test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on(
 def test_processes_that_charge_one_file_at_the_same_moment_leave_nothing_unknown(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note = KnownLedgers.note
+    note = RollbackGuard.note
 
-    def faster(here: KnownLedgers, mark: Mark, path: Path, *, since: Mark) -> bool:
+    def faster(guard: RollbackGuard, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
         # The other one noted the row before this one, after this one had looked.
-        monkeypatch.setattr(KnownLedgers, "note", note)
-        note(here, Mark(mark.identity, 3, str(DurableLedger(path).releases()[2].digest)), path, since=since)
-        return note(here, mark, path, since=since)
+        monkeypatch.setattr(RollbackGuard, "note", note)
+        before = LedgerPosition(position.identity, 3, str(DurableLedger(path).releases()[2].digest))
+        note(guard, before, path, since=since)
+        return note(guard, position, path, since=since)
 
-    monkeypatch.setattr(KnownLedgers, "note", faster)
+    monkeypatch.setattr(RollbackGuard, "note", faster)
     DurableLedger(node).charge([Charge(1, "example", "", GaussianDpEvent(2.0))] * 2)
-    with KnownLedgers.opened() as here:
-        assert here.recall(DurableLedger(node).mark().identity) == DurableLedger(node).mark()
+    with RollbackGuard.opened() as guard:
+        assert guard.recall(DurableLedger(node).position().identity) == DurableLedger(node).position()
 
 
 def test_a_ledger_is_made_by_an_explicit_act_and_never_over_another(

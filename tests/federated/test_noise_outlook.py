@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from discreet.accounting.noise_ratio import LARGEST_DRIVE, noise_ratio
+from discreet.accounting.noise_ratio import LARGEST_FEEDBACK, noise_ratio
 from discreet.server.guarantees import resolve_noise
 from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook
 from discreet.settings.compose import load_config
@@ -19,7 +19,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import simulate
 
-with (Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_drive.csv").open(newline="") as measured:
+with (Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_feedback.csv").open(newline="") as measured:
     MEASURED = list(csv.DictReader(measured))
 PARAMS = 9610  # of the default model
 TINY = ["data.name=breast_cancer", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
@@ -48,23 +48,24 @@ def test_no_measured_run_that_is_allowed_ended_more_than_three_points_below_its_
 
 
 def test_measured_runs_a_little_above_the_limit_did_or_were_lost() -> None:
-    above = [row for row in MEASURED if "shrink" not in row["settings"] and LARGEST_DRIVE < float(row["drive"]) <= 9]
+    plain = [row for row in MEASURED if "shrink" not in row["settings"]]
+    above = [row for row in plain if LARGEST_FEEDBACK < float(row["feedback"]) <= 9]
     lost = [float(row["best_accuracy"]) - float(row["accuracy"]) > POINTS for row in above]
     ended = [f"rounds={row['rounds']} " not in row["settings"] for row in above]
     assert sum(map(any, zip(lost, ended, strict=True))) >= 4
 
 
-def test_the_measured_drives_and_refusals_are_those_of_the_rule() -> None:
+def test_the_measured_feedback_and_refusals_are_those_of_the_rule() -> None:
     # Those whose noise is given: a target would have to be met anew for each.
     given = [row for row in MEASURED if "noise_multiplier" in row["settings"]]
     assert len(given) >= 10
     for row in given:
         outlook = outlook_of(row["settings"])
-        assert (f"{outlook.drive:.3g}", str(outlook.drowned)) == (row["drive"], row["refused"])
+        assert (f"{outlook.feedback:.3g}", str(outlook.refused)) == (row["feedback"], row["refused"])
 
 
 @pytest.mark.parametrize(
-    ("words", "drowned"),
+    ("words", "refused"),
     [
         ("rounds=100", False),
         ("rounds=200", True),
@@ -72,8 +73,8 @@ def test_the_measured_drives_and_refusals_are_those_of_the_rule() -> None:
         ("rounds=200 privacy.user.clip.kind=fixed", False),  # its noise does not follow the updates
     ],
 )
-def test_the_default_experiment_is_refused_for_the_rounds_that_it_does_not_bear(words: str, drowned: bool) -> None:
-    assert outlook_of(words).drowned == drowned
+def test_the_default_experiment_is_refused_for_the_rounds_that_it_does_not_bear(words: str, refused: bool) -> None:
+    assert outlook_of(words).refused == refused
 
 
 def test_the_ratio_is_the_norm_of_the_noise_that_a_round_draws() -> None:
@@ -88,7 +89,7 @@ def test_every_remedy_that_a_refusal_names_is_one() -> None:
     said, asked = refusal(*words), load_config(words)
 
     def helps(config: RunConfig, num_params: int = PARAMS) -> bool:
-        return not noise_outlook(resolve_noise(config), num_params=num_params).drowned
+        return not noise_outlook(resolve_noise(config), num_params=num_params).refused
 
     rounds, clients, params = (
         int(re.findall(pattern, said)[0]) for pattern in (r"rounds=(\d+)", r"of (\d+) clients", r"of (\d+) parameters")

@@ -269,7 +269,7 @@ def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
     shutil.copy(tmp_path / "older.db", turned_back)
     DurableLedger(turned_back).adopt()
     DurableLedger(folder / "ledger.db").adopt()
-    mine = account(turned_back, name=f"{folder} {DurableLedger(folder / 'ledger.db').mark().identity}")
+    mine = account(turned_back, name=f"{folder} {DurableLedger(folder / 'ledger.db').position().identity}")
     mine.charge(one_more())  # as many of this run as its ledger has, but not what came between
     config = RunFolder(folder).read_config()
     user = replace(config.privacy.user, account=str(turned_back))
@@ -308,7 +308,7 @@ def test_rows_bear_the_run_that_charged_them_by_where_it_began(path: Path) -> No
     ledger = DurableLedger(moved / "ledger.db")
     ledger.adopt()
     simulate(replace(RunFolder(moved).read_config(), rounds=2, resume=True, output_dir=str(moved)))
-    assert account(path).runs() == [f"{folder} {ledger.mark().identity}"]
+    assert account(path).runs() == [f"{folder} {ledger.position().identity}"]
 
 
 @pytest.mark.parametrize("population", [("", 20, 1e-3), ("people", 0, 1e-3), ("people", 20, 0.05), ("people", 20, 0.0)])

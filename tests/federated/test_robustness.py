@@ -41,7 +41,7 @@ class Scripted:
     answer: Answer
     clients: int = CLIENTS
 
-    def members(self) -> Sequence[int]:
+    def available_clients(self) -> Sequence[int]:
         return range(self.clients)
 
     def ask(

@@ -21,7 +21,7 @@ from discreet.protocol.messages import TrainReply, encode_reply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
-from discreet.server.transport import RoundReport
+from discreet.server.transport import ReplyStats
 from discreet.settings.run_config import RunConfig, client_settings
 
 SIZE, AT_ONCE = 100, 4
@@ -72,10 +72,12 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     grid = EagerGrid(clients)
     transport = GridTransport(grid, OwnMessages(client_settings(RunConfig())), timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
-    replies = transport.ask(round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.members()))
+    replies = transport.ask(
+        round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.available_clients())
+    )
     settings = RoundSettings(clients, ServerSGD(), PlainSum())
     after, metrics = dp_fedavg_round(
-        state, RoundReport().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
+        state, ReplyStats().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
     )
     assert metrics.replies == len(grid.made) == clients
     assert torch.allclose(after.params, torch.full((SIZE,), 0.01))

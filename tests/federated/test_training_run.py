@@ -131,7 +131,7 @@ def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkey
     monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     class Late:
-        def members(self) -> range:
+        def available_clients(self) -> range:
             clock.now += 1000
             return range(20)
 

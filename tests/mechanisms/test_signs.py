@@ -81,8 +81,8 @@ def test_a_run_charges_its_event_and_states_it(tmp_path: Path) -> None:
 
 def test_many_clients_at_a_time_are_the_run_of_one_after_the_other(tmp_path: Path) -> None:
     _, together = run(tmp_path / "batched", "engine=batched")
-    _, one_by_one = run(tmp_path / "one", "engine=sequential")
-    assert torch.allclose(together.params, one_by_one.params, atol=1e-6)
+    _, sequential = run(tmp_path / "one", "engine=sequential")
+    assert torch.allclose(together.params, sequential.params, atol=1e-6)
     assert together.params.abs().sum() > 0
 
 

@@ -31,7 +31,7 @@ POINTS = (
 
 def charged(path: Path, folder: Path) -> int:
     """How many releases the account knows of a run."""
-    ledger, identity = DurableLedger(path), DurableLedger(folder / "ledger.db").mark().identity
+    ledger, identity = DurableLedger(path), DurableLedger(folder / "ledger.db").position().identity
     (holder,) = (run for run in ledger.holders("user") if run.endswith(identity))
     return ledger.spent("user", holder=holder).num_releases
 

@@ -149,7 +149,7 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.Log
     assert ({row["replies"] for row in alone.read_metrics()} == {0}) == (name == "too many examples for delta")
 
 
-def test_what_is_not_batched_is_trained_one_by_one_and_said_once(
+def test_what_is_not_batched_is_trained_sequentially_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "discreet"):
@@ -157,7 +157,7 @@ def test_what_is_not_batched_is_trained_one_by_one_and_said_once(
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
 
 
-def test_a_model_with_a_layer_of_its_own_is_trained_one_by_one(
+def test_a_model_with_a_layer_of_its_own_is_trained_sequentially(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(MODELS, "logistic_regression", _normed)

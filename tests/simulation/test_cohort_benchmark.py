@@ -13,7 +13,7 @@ from benchmarks.cohort_speed import digits_like
 @pytest.mark.slow
 def test_every_way_trains_clients() -> None:
     rows = cohort.rows(models=["logistic_regression"], examples=600, clients=20, repetitions=1)
-    assert {"one by one", "batched", "batched, sums on the grid", "DP-SGD, batched"} <= {row["way"] for row in rows}
+    assert {"sequential", "batched", "batched, sums on the grid", "DP-SGD, batched"} <= {row["way"] for row in rows}
     assert all(row["clients_per_second"] > 0 for row in rows)
 
 

@@ -59,8 +59,8 @@ class Losing:
     inner: Transport
     lost: dict[int, set[int]]
 
-    def members(self) -> Sequence[int]:
-        return self.inner.members()
+    def available_clients(self) -> Sequence[int]:
+        return self.inner.available_clients()
 
     def ask(self, *, round_number: int, cohort: Sequence[int], **given: Any) -> Iterator[Any]:
         gone = self.lost.get(round_number, set())
@@ -76,7 +76,7 @@ class Masked:
 
     def __init__(self, inner: Losing, vector: SecureSum) -> None:
         self.inner, self.vector, self.round = inner, vector, 0
-        names = [f"{client:03d}" for client in inner.members()]
+        names = [f"{client:03d}" for client in inner.available_clients()]
         people = {name: Identity.generate(name) for name in names}
         count, run = len(names), secrets.token_hex(16)
         terms = Terms(run, count, DROPOUTS, 1, (count + 1) // 2 + 1, vector.bits, vector.length)
@@ -84,8 +84,8 @@ class Masked:
         self.nodes = {name: MaskingNode(who, directory, terms, MemoryStore()) for name, who in people.items()}
         self.server = MaskingServer(terms, tuple(names))
 
-    def members(self) -> Sequence[int]:
-        return self.inner.members()
+    def available_clients(self) -> Sequence[int]:
+        return self.inner.available_clients()
 
     def ask(self, *, cohort: Sequence[int], **given: Any) -> Iterator[Failure | UnopenedSum]:
         replies = list(self.inner.ask(cohort=cohort, **given))
@@ -200,8 +200,8 @@ class Fragile:
     opening: int = 0
     makes_sums = True
 
-    def members(self) -> Sequence[int]:
-        return self.inner.members()
+    def available_clients(self) -> Sequence[int]:
+        return self.inner.available_clients()
 
     def ask(self, **given: Any) -> Iterator[Failure | UnopenedSum]:
         if self.before:

@@ -70,7 +70,7 @@ def test_features_computed_once_are_those_of_the_whole_model() -> None:
 
 
 @pytest.mark.parametrize("privacy", ["user", "example"])
-def test_batched_and_one_by_one_give_the_same_run(tmp_path: Path, privacy: str) -> None:
+def test_batched_and_sequential_give_the_same_run(tmp_path: Path, privacy: str) -> None:
     words = ["model.name=scattering", "data.num_clients=6", "sampling.kind=everyone", "rounds=2", "seed=40093"]
     words += ["data.partition=sampled", "data.examples_per_client=40"]
     words += ["training.learning_rate=5", "training.epochs=2", "privacy.delta=1e-5"]

@@ -46,9 +46,9 @@ def _supernode() -> None:
 
 
 def _clients() -> None:
-    from discreet.deployment.flower_fixes import warm_clients
+    from discreet.deployment.flower_fixes import preforked_clients
 
-    warm_clients.main(Path(sys.argv[1]))
+    preforked_clients.main(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hands a ClientApp's command line over to `warm_clients`, and exits as that exits. It imports next to nothing."""
+"""Hands a ClientApp's command line over to `preforked_clients`, and exits as that exits. It imports next to nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hand_over(path: str, words: list[str]) -> int | None:
         return code[0] if code else 1
 
 
-def start_cold(words: list[str]) -> None:
+def become_flower_command(words: list[str]) -> None:
     """Becomes Flower's own command: the next one of that name on the PATH."""
     here = os.path.dirname(os.path.realpath(__file__))
     folders = [name for name in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.realpath(name) != here]
@@ -42,5 +42,5 @@ if __name__ == "__main__":
     path = os.environ.get(SOCKET_VARIABLE)
     code = hand_over(path, sys.argv[1:]) if path else None
     if code is None:
-        start_cold(sys.argv[1:])
+        become_flower_command(sys.argv[1:])
     sys.exit(code)

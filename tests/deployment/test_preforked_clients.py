@@ -37,7 +37,7 @@ class Listening:
 @pytest.fixture(scope="module")
 def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
     """As a node starts it, by people who say nothing of threads."""
-    path = tmp_path_factory.mktemp("warm") / "clients"
+    path = tmp_path_factory.mktemp("preforked") / "clients"
     words = [sys.executable, "-c", PARENT, *clients_command(path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     silent = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
@@ -76,7 +76,7 @@ def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
 
 def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() -> None:
     code = (
-        "import sys; from discreet.deployment.flower_fixes.warm_clients import load; load(); "
+        "import sys; from discreet.deployment.flower_fixes.preforked_clients import load; load(); "
         f"print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
         "loaded = {name.split('.')[0] for name in sys.modules}; import client_app.client_app; "
         f"print({{name.split('.')[0] for name in sys.modules}} - loaded - {{*{OF_THE_APP}}} - sys.stdlib_module_names)"

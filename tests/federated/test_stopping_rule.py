@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 import discreet.server.session
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.queries.metrics import Evaluation
-from discreet.server.divergence import divergence
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
+from discreet.server.stopping_rule import stopping_reason
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -106,7 +106,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_a_model_of_numbers(tmp_path:
     ],
 )
 def test_a_run_that_may_still_learn_is_not_lost(losses: list[float]) -> None:
-    assert divergence(losses, chance_loss=math.log(10)) is None
+    assert stopping_reason(losses, chance_loss=math.log(10)) is None
 
 
 @pytest.mark.parametrize("name", ["training.learning_rate", "server.learning_rate", "privacy.user.clip.learning_rate"])

@@ -1,4 +1,4 @@
-"""When training is lost, or learns little: the loss on the public test set and the clip norm say so."""
+"""The stopping rule: ends training that is lost, and warns of a clip norm that lets a model learn little."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ FACTOR = 2.0  # times the loss of a model that gives 0 throughout
 CUT_ROUNDS, CUT_SHARE = 3, 0.2  # rounds in a row with a smaller share of norms within the clip norm
 
 
-def divergence(losses: Sequence[float], *, chance_loss: float) -> str | None:
-    """Why training is lost after rounds with these losses, in words; None while it is not.
+def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | None:
+    """The reason to end training after rounds with these losses, in words; None to go on.
 
-    It is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times `chance_loss` and
-    the last of them is above the first: a model that starts badly and gets better is not lost. `chance_loss` is the
-    loss of a model that gives 0 throughout: every class the same chance, or the middle of every range.
+    Training is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times
+    `chance_loss` and the last of them is above the first: a model that starts badly and gets better is not lost.
+    `chance_loss` is the loss of a model that gives 0 throughout: every class the same chance, or the middle of every
+    range.
 
     A function of public numbers alone, so that a run that is resumed comes to the same end.
 
-    >>> divergence([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
+    >>> stopping_reason([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
     'the loss on the public test set diverged: 38 after round 7, 1.9 after round 2'
-    >>> divergence([2.2, math.nan], chance_loss=2.3)
+    >>> stopping_reason([2.2, math.nan], chance_loss=2.3)
     'the loss on the public test set is nan after round 2'
-    >>> divergence([50.0, 40.0, 30.0, 20.0, 10.0], chance_loss=2.3) is None
+    >>> stopping_reason([50.0, 40.0, 30.0, 20.0, 10.0], chance_loss=2.3) is None
     True
     """
     last, best = losses[-PATIENCE:], min(losses, default=0.0)
@@ -55,7 +56,7 @@ class ClipWatch:
     said: set[str] = field(default_factory=set)
 
     def notes(self, clip_norm: float, share: float | None) -> Iterator[str]:
-        """What is new after a round with this share, which has moved the clip norm to `clip_norm`."""
+        """Yields the warnings that are new after a round with this share, which moved the clip norm to `clip_norm`."""
         user = self.user
         if user is None or share is None:
             return

@@ -1,4 +1,4 @@
-"""What this machine knows of the ledgers that it charges: how far each one has come, kept apart from the ledgers.
+"""The rollback guard: the last position of each ledger that this machine charges, kept apart from the ledgers.
 
 A ledger that was put back from an older copy, or one of two copies that were both charged, is whole in itself: only
 something that is not copied along can tell. That is a small SQLite file in a folder of the user's own. It holds no
@@ -39,7 +39,7 @@ class LedgerDiskError(LedgerError, OSError):
 
 
 def unusable(what: str, error: Exception) -> LedgerError:
-    """What SQLite's error means, said of `what`."""
+    """The ledger's error for an error of SQLite, said of `what`."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details of SQLite's extended codes
     kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
     return kind(f"{what}: {error}")
@@ -55,8 +55,8 @@ def typed(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """How far a ledger had come: its identity, its number of rows, and the digest of the last one."""
+class LedgerPosition:
+    """A position in a ledger: its identity, its number of rows, and the digest of the last one."""
 
     identity: str
     rows: int
@@ -75,7 +75,7 @@ def state_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class KnownLedgers:
+class RollbackGuard:
     """An open connection to what this machine knows; close it soon, other processes wait for it."""
 
     path: Path
@@ -112,30 +112,30 @@ class KnownLedgers:
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, error) from error
 
-    def recall(self, identity: str) -> Mark | None:
-        """How far a ledger had come when this machine charged it last; None if it never did."""
+    def recall(self, identity: str) -> LedgerPosition | None:
+        """The position of a ledger after this machine's last charge; None if it never charged it."""
         query = "select identity, rows, head from ledgers where identity = ?"
         rows, _ = self._execute(query, (identity,))
-        return Mark(*rows[0]) if rows else None
+        return LedgerPosition(*rows[0]) if rows else None
 
     def another_at(self, path: Path, identity: str) -> bool:
-        """Whether the ledger that this machine knows at a path is another one."""
+        """True if this machine knows another ledger at the path."""
         query = "select count(*) from ledgers where path = ? and identity != ?"
         ((count,),), _ = self._execute(query, (str(path.resolve()), identity))
         return bool(count)
 
-    def enter(self, mark: Mark, path: Path) -> None:
+    def enter(self, position: LedgerPosition, path: Path) -> None:
         """Notes a ledger that is new to this machine, or at a new path. Of another one there the path is forgotten."""
         self._execute("begin immediate")
         with self.connection:
             self._execute("update ledgers set path = '' where path = ?", (str(path.resolve()),))
-            row = (mark.identity, str(path.resolve()), mark.rows, mark.head)
+            row = (position.identity, str(path.resolve()), position.rows, position.head)
             self._execute("insert or replace into ledgers values (?, ?, ?, ?)", row)
 
-    def note(self, mark: Mark, path: Path, *, since: Mark) -> bool:
-        """Notes that a ledger has come from `since` to `mark`; False if another process noted a step from `since`."""
+    def note(self, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
+        """Notes the step of a ledger from `since` to `position`; False if another process noted a step from `since`."""
         change = "update ledgers set path = ?, rows = ?, head = ? where identity = ? and head = ?"
-        values = (str(path.resolve()), mark.rows, mark.head, mark.identity, since.head)
+        values = (str(path.resolve()), position.rows, position.head, position.identity, since.head)
         return self._execute(change, values)[1] == 1
 
 

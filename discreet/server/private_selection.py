@@ -1,4 +1,4 @@
-"""The best of a random number of trials: what the choice costs, and the run that was chosen.
+"""Private selection: the best of a random number of trials, the cost of that choice, and the chosen run.
 
 Each file of the chosen run states the cost of the choice, not that of a trial.
 """
@@ -60,7 +60,7 @@ def model_row(
 
 
 def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
-    """What a choice among trials that draw one of these configurations costs if every trial runs all of its rounds.
+    """The cost of a choice among trials of these configurations, each trial with all of its rounds.
 
     `repeated`: the most rounds that a trial did a second time because it was interrupted.
 
