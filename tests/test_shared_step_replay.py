@@ -74,8 +74,8 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     engine = Engine(shared_examples(whole, torch.device("cpu")), PartitionedExamples(rows), layers, chunk=3, workers=1)
     with BatchedTransport(RUN, engine, accounts=None, vector=vector) as transport:
         clear = InTheClear(transport, vector, 3)
-        (sealed,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
-        return sealed
+        (unopened,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
+        return unopened
 
 
 def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Module) -> list[object]:
@@ -84,8 +84,8 @@ def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Modul
     state, left = initial_state(params_of(model), clip_norm=math.inf), list[object]()
     for number in range(1, ROUNDS + 1):
         ask = together if engine == "together" else partial(sequential, source=source)
-        sealed = ask(model, shares, state.params, number)
-        state, metrics = dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None)
+        unopened = ask(model, shares, state.params, number)
+        state, metrics = dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None)
         left += [state, metrics]
     return left
 
