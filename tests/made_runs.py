@@ -48,6 +48,6 @@ def make_run(
 
 
 def charge_clients(folder: RunFolder, guarantee: str, charges: Sequence[tuple[int, str, DpEvent, int]]) -> None:
-    """(round, holder, event, count) in the clients' ledger of a simulation."""
-    rows = [Charge(number, guarantee, holder, event, count) for number, holder, event, count in charges]
+    """(round, data_owner, event, count) in the clients' ledger of a simulation."""
+    rows = [Charge(number, guarantee, data_owner, event, count) for number, data_owner, event, count in charges]
     DurableLedger(folder.path / "clients.db").charge(rows)

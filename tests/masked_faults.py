@@ -12,9 +12,9 @@ from tests.planting import Fault, always
 
 def _opened_first(real: Any) -> Any:
     def release(self: Any, replies: Any, at: Any) -> Any:
-        (sealed,) = replies
-        total = sealed.open()
-        return real(self, [replace(sealed, open=lambda: total)], at)
+        (unopened,) = replies
+        total = unopened.open()
+        return real(self, [replace(unopened, open=lambda: total)], at)
 
     return release
 

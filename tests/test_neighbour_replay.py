@@ -149,8 +149,8 @@ def masked_rounds(vector: SecureSum, updates: Updates, source: RandomSource, *, 
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))
-        sealed = UnopenedSum(partial(vector.centred, total), len(updates))
-        state, metrics = dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None)
+        unopened = UnopenedSum(partial(vector.centred, total), len(updates))
+        state, metrics = dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None)
         left += [state, metrics]
     return left
 
@@ -202,8 +202,8 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
             total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
     state = State(0, params, torch.zeros_like(params), C)
     release = MaskedSum(vector, vector.event, UserPrivacy(Z, vector.event, count_stddev=4.0))
-    sealed, how = UnopenedSum(lambda: vector.centred(total), 3), RoundSettings(5.0, ServerSGD(), release)
-    return list(dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None))
+    unopened, how = UnopenedSum(lambda: vector.centred(total), 3), RoundSettings(5.0, ServerSGD(), release)
+    return list(dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None))
 
 
 def test_a_whole_masked_round_from_the_clients_data_to_the_servers_model() -> None:

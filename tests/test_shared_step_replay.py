@@ -74,8 +74,8 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     engine = Engine(shared_examples(whole, torch.device("cpu")), PartitionedExamples(rows), layers, chunk=3, workers=1)
     with BatchedTransport(RUN, engine, accounts=None, vector=vector) as transport:
         clear = InTheClear(transport, vector, 3)
-        (sealed,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
-        return sealed
+        (unopened,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
+        return unopened
 
 
 def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Module) -> list[object]:
@@ -84,8 +84,8 @@ def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Modul
     state, left = initial_state(params_of(model), clip_norm=math.inf), list[object]()
     for number in range(1, ROUNDS + 1):
         ask = together if engine == "together" else partial(sequential, source=source)
-        sealed = ask(model, shares, state.params, number)
-        state, metrics = dp_fedavg_round(state, [sealed], how, source=source, charge=lambda _: None)
+        unopened = ask(model, shares, state.params, number)
+        state, metrics = dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None)
         left += [state, metrics]
     return left
 
@@ -109,7 +109,7 @@ def cancelling(dtype: torch.dtype = torch.float32, *, half: int = 32) -> nn.Modu
 
 OTHERS = [examples(6, seed=1), examples(3, seed=2)]
 CROWD = Examples(torch.full((2 * PUBLIC, DIMS), 1e4), torch.zeros(2 * PUBLIC, dtype=torch.int64))
-HOLDERS = {"one with others": examples(5, seed=3), "empty": examples(0), "one with too many": CROWD}
+DATA_OWNERS = {"one with others": examples(5, seed=3), "empty": examples(0), "one with too many": CROWD}
 ORDINARY = examples(1, seed=50021)
 
 
@@ -131,7 +131,7 @@ def mistaken(factor: float) -> Examples:
 WORST = {
     **{name: scaled(factor) for name, factor in {"ordinary": 1.0, "huge": 1e6, "overflow": 1e38, "zero": 0.0}.items()},
     **{name: scaled(factor) for name, factor in {"NaN": math.nan, "infinite": math.inf}.items()},
-    "flipped": flipped(HOLDERS["one with others"]),
+    "flipped": flipped(DATA_OWNERS["one with others"]),
     "huge and mistaken": mistaken(1e9),
 }
 
@@ -145,12 +145,12 @@ def found_by(one: Shares, other: Shares, engine: str, **how: float) -> Replay:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS.keys())
+@pytest.mark.parametrize("data_owner", DATA_OWNERS.values(), ids=DATA_OWNERS.keys())
 @pytest.mark.parametrize("worst", WORST.values(), ids=WORST.keys())
 def test_one_example_more_or_less_moves_a_shared_step_within_its_sensitivity_in_exact_integers(
-    engine: str, holder: Examples, worst: Examples
+    engine: str, data_owner: Examples, worst: Examples
 ) -> None:
-    there, gone = [*OTHERS, joined(holder, worst)], [*OTHERS, holder]
+    there, gone = [*OTHERS, joined(data_owner, worst)], [*OTHERS, data_owner]
     vector = vector_of_model(linear())
     for one, other in ((there, gone), (gone, there)):
         found = found_by(one, other, engine)
@@ -161,9 +161,11 @@ def test_one_example_more_or_less_moves_a_shared_step_within_its_sensitivity_in_
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("holder", [HOLDERS["one with others"], HOLDERS["empty"]], ids=["with others", "empty"])
-def test_a_huge_example_costs_all_that_the_event_of_a_shared_step_says(engine: str, holder: Examples) -> None:
-    found = found_by([*OTHERS, joined(holder, WORST["huge and mistaken"])], [*OTHERS, holder], engine)
+@pytest.mark.parametrize(
+    "data_owner", [DATA_OWNERS["one with others"], DATA_OWNERS["empty"]], ids=["with others", "empty"]
+)
+def test_a_huge_example_costs_all_that_the_event_of_a_shared_step_says(engine: str, data_owner: Examples) -> None:
+    found = found_by([*OTHERS, joined(data_owner, WORST["huge and mistaken"])], [*OTHERS, data_owner], engine)
     # What truncation and float64 may add is counted: 7 of 8199 steps of this model.
     assert found.shares[0] == pytest.approx(1.0, rel=2e-3)
 
@@ -178,14 +180,14 @@ def test_a_flipped_label_replaces_an_example_which_is_two_steps_of_the_guarantee
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("worst", WORST.values(), ids=WORST.keys())
 def test_of_a_model_with_hidden_units_too(engine: str, worst: Examples) -> None:
-    there, gone = [*OTHERS, joined(HOLDERS["one with others"], worst)], [*OTHERS, HOLDERS["one with others"]]
+    there, gone = [*OTHERS, joined(DATA_OWNERS["one with others"], worst)], [*OTHERS, DATA_OWNERS["one with others"]]
     assert replay(partial(rounds, engine=engine, model=perceptron()), there, gone).faults == ()
 
 
 @pytest.mark.parametrize("others", [1, 3])
 def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherwise(others: int) -> None:
-    holder, model = examples(others, seed=4), cancelling(torch.float64)
-    there, gone = [*OTHERS, joined(holder, ORDINARY)], [*OTHERS, holder]
+    data_owner, model = examples(others, seed=4), cancelling(torch.float64)
+    there, gone = [*OTHERS, joined(data_owner, ORDINARY)], [*OTHERS, data_owner]
     assert replay(partial(rounds, engine="sequential", model=model), there, gone).faults == ()
 
 

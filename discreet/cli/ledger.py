@@ -1,6 +1,6 @@
 """A run's ledgers, or a node's: `discreet ledger show|verify|export|create|adopt RUN`.
 
-show    what was spent, for each guarantee and holder, with epsilon by each accountant
+show    what was spent, for each guarantee and data owner, with epsilon by each accountant
 verify  whether any row was changed, inserted or deleted; exit code 1 if so
 export  every row as JSON, one object a line
 create  makes the ledger of a node: RUN is the file, which must not be there. With --population, --size and --delta
@@ -89,18 +89,18 @@ def _delta(run: Path, ledger: DurableLedger) -> float:
 
 def _show(ledger: DurableLedger, delta: float) -> None:
     for guarantee in GUARANTEES:
-        for holder in ledger.holders(guarantee):
-            spent = ledger.spent(guarantee, holder=holder)
-            print(f"{guarantee}-level{f', client {holder}' if holder else ''}: {_spent(spent, delta)}")
+        for data_owner in ledger.data_owners(guarantee):
+            spent = ledger.spent(guarantee, data_owner=data_owner)
+            print(f"{guarantee}-level{f', client {data_owner}' if data_owner else ''}: {_spent(spent, delta)}")
 
 
 def _show_account(ledger: DurableLedger, delta: float) -> None:
     """Prints the spending of each run over a population, and of all of them together."""
     facts = ledger.facts()
     print(f"population {facts['name']}: {facts['size']} clients, {facts['adjacency']}, delta {facts['delta']:g}")
-    total, runs = PrivacyLedger(), list(dict.fromkeys(row.holder for row in ledger.releases()))
+    total, runs = PrivacyLedger(), list(dict.fromkeys(row.data_owner for row in ledger.releases()))
     for run in runs:
-        spent = ledger.spent(USER, holder=run)
+        spent = ledger.spent(USER, data_owner=run)
         total = PrivacyLedger((*total.entries, *spent.entries))
         print(f"run {run.rpartition(' ')[0]}: {_spent(spent, delta)}")
     limit = "" if facts[LIMIT] is None else f"; no run may pass {facts[LIMIT]:g}"

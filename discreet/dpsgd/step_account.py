@@ -59,7 +59,7 @@ class LoopPrivacy:
 
 def spent_in(ledger: DurableLedger | None, data_owner: str) -> PrivacyLedger:
     """The releases about a data owner's examples that a ledger file knows of; none without a file."""
-    return PrivacyLedger() if ledger is None else ledger.spent(EXAMPLE, holder=data_owner)
+    return PrivacyLedger() if ledger is None else ledger.spent(EXAMPLE, data_owner=data_owner)
 
 
 @dataclass

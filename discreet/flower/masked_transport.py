@@ -69,7 +69,7 @@ class MaskedTransport:
       virtual: which client of a simulation one is to be; None for what `asking` says.
       members_of: by client, who each one says that it is.
       number: of the masked sum that comes next. A server that starts anew draws another name for its run, so that
-        nothing of before can be asked for: what was sealed and not opened stays so.
+        nothing of before can be asked for: a sum that was not opened stays so.
     """
 
     asking: GridTransport

@@ -66,7 +66,7 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     request = request_of(items)
     arrays = _only_arrays(content)
     layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
-    params, holder = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
+    params, data_owner = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
     accounts = accounts_of(request.run, virtual, context.node_config)
     policy = policy_from(context.node_config)
     message.content = content
@@ -78,14 +78,14 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
         if mechanism is None or mechanism.guarantee != USER:
             raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
         # The number of examples is the app's own matter, and at user level nothing depends on it.
-        admit_one(request, holder, 0, accounts=accounts, policy=policy)
+        admit_one(request, data_owner, 0, accounts=accounts, policy=policy)
         trained = _only_arrays(call_next(message, context).content)
         update = layout.difference(trained, params.numpy().astype(np.float32))
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
         values = Values(clipped[0], bool(norms[0] <= request.clip_norm))
         return noised_vector(sums, values, request, secure_source())
 
-    return MaskedWork(request, Sizes(layout.num_params), accounts, policy, holder, work)
+    return MaskedWork(request, Sizes(layout.num_params), accounts, policy, data_owner, work)
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:

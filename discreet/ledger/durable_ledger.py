@@ -58,11 +58,11 @@ create index by_holder on releases (guarantee, holder);
 
 @dataclass(frozen=True)
 class Charge:
-    """One release to be paid for: `count` times `event` on the data of `holder`, in `round`."""
+    """One release to be paid for: `count` times `event` on the data of `data_owner`, in `round`."""
 
     round: int
     guarantee: str
-    holder: str
+    data_owner: str
     event: DpEvent
     count: int = 1
 
@@ -74,7 +74,7 @@ class Release:
     number: int
     round: int
     guarantee: str
-    holder: str
+    data_owner: str
     event: str
     count: int
     nonce: str
@@ -200,16 +200,15 @@ class DurableLedger:
         self._charge(charges, allowed=allowed)
 
     def sums(self, after: int = 0) -> list[Sum]:
-        """The rows after that number, of all holders together, by event; the one that was charged last comes last."""
+        """The rows after that number, of all data owners together, by event; the last one charged comes last."""
         with self._connect() as connection:
             return _sums(connection, after)
 
     def charge_after(self, since: LedgerPosition, charges: Sequence[Charge]) -> LedgerPosition | None:
-        """As `charge`, unless one of the holders has been charged since a position: then nothing is written, and None
-        returned.
+        """As `charge`, unless one of the data owners was charged since a position: then it writes nothing.
 
         Returns:
-          The ledger's position with these charges.
+          The ledger's position with these charges; None if nothing was written.
         """
         return self._charge(charges, since=since)
 
@@ -222,7 +221,7 @@ class DurableLedger:
     ) -> LedgerPosition | None:
         with RollbackGuard.opened() as guard, self._connect() as connection:
             with _transaction(connection):
-                if since is not None and _charged_since(connection, since) & {charge.holder for charge in charges}:
+                if since is not None and _charged_since(connection, since) & {charge.data_owner for charge in charges}:
                     return None
                 if allowed is not None:
                     allowed(partial(_sums, connection))
@@ -297,20 +296,20 @@ class DurableLedger:
         with self._connect() as connection:
             return _settings(connection)[1]
 
-    def spent(self, guarantee: str, *, holder: str = "") -> PrivacyLedger:
-        """Everything charged for a guarantee on the data of one holder, equal events merged."""
+    def spent(self, guarantee: str, *, data_owner: str = "") -> PrivacyLedger:
+        """Everything charged for a guarantee on the data of one data owner, equal events merged."""
         query = (
             "select event, sum(count) from releases where guarantee = ? and holder = ? "
             "group by event order by min(number)"
         )
         with self._connect() as connection:
-            rows = connection.execute(query, (guarantee, holder)).fetchall()
+            rows = connection.execute(query, (guarantee, data_owner)).fetchall()
         try:
             return PrivacyLedger(tuple((event_from_json(text), count) for text, count in rows))
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"{self.path} is damaged: an event can't be read ({error})") from error
 
-    def holders(self, guarantee: str) -> list[str]:
+    def data_owners(self, guarantee: str) -> list[str]:
         """Whose data a guarantee has been charged for."""
         with self._connect() as connection:
             query = "select distinct holder from releases where guarantee = ? order by holder"
@@ -351,7 +350,7 @@ def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
 
 def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> set[str]:
     query = "select distinct holder from releases where number > ?"
-    return {str(holder) for (holder,) in connection.execute(query, (position.rows,))}
+    return {str(data_owner) for (data_owner,) in connection.execute(query, (position.rows,))}
 
 
 def _sums(connection: sqlite3.Connection, after: int) -> list[Sum]:
@@ -365,7 +364,7 @@ def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Ledger
     for charge in charges:
         number += 1
         text = event_to_json(charge.event)
-        content = (number, charge.round, charge.guarantee, charge.holder, text, charge.count, nonce)
+        content = (number, charge.round, charge.guarantee, charge.data_owner, text, charge.count, nonce)
         head = _digest(head, content)
         rows.append((*content, head))
     connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?, ?)", rows)

@@ -41,7 +41,7 @@ class Accounts:
     """Charges the guarantees that clients account themselves, each client by its own name, and stops at a budget.
 
     Attributes:
-      ledger: a node's own, whose only holder is ""; in a simulation one file holds all virtual clients.
+      ledger: a node's own, whose only data owner is ""; in a simulation one file holds all virtual clients.
       delta, accountant: how the epsilon that is reported is computed: those of the run.
     """
 
@@ -51,31 +51,31 @@ class Accounts:
     _spent: dict[tuple[str, str], PrivacyLedger] = field(default_factory=dict)
     _read_at: LedgerPosition | None = None
 
-    def spent(self, guarantee: str, holder: str) -> PrivacyLedger:
+    def spent(self, guarantee: str, data_owner: str) -> PrivacyLedger:
         """The releases on disk for a guarantee on the data of one client. Read once, and then followed."""
         if self._read_at is None:
             self._read_at = self.ledger.position()
-        if (guarantee, holder) not in self._spent:
-            self._spent[guarantee, holder] = self.ledger.spent(guarantee, holder=holder)
-        return self._spent[guarantee, holder]
+        if (guarantee, data_owner) not in self._spent:
+            self._spent[guarantee, data_owner] = self.ledger.spent(guarantee, data_owner=data_owner)
+        return self._spent[guarantee, data_owner]
 
     def epsilon(self, spent: PrivacyLedger) -> float:
         """The epsilon that is reported, 0 before the first charge."""
         return epsilon_of(spent, self.delta, self.accountant)
 
     def after(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> dict[str, PrivacyLedger]:
-        """The spending of each guarantee with charges of one round and holder that are not written yet.
+        """The spending of each guarantee with charges of one round and data owner that are not written yet.
 
         Raises:
           Refused: it would pass a budget.
         """
-        after = {each.guarantee: self.spent(each.guarantee, each.holder) for each in charges}
+        after = {each.guarantee: self.spent(each.guarantee, each.data_owner) for each in charges}
         for each in charges:
             after[each.guarantee] = _recorded(after[each.guarantee], each.event, each.count)
         for budget in budgets:
             if budget.guarantee is None:
                 name = "budget of max-epsilon, for all guarantees together,"
-                held = _together(*(after.get(each) or self.spent(each, charges[0].holder) for each in GUARANTEES))
+                held = _together(*(after.get(each) or self.spent(each, charges[0].data_owner) for each in GUARANTEES))
             else:
                 name, held = f"{budget.guarantee}-level budget", after[budget.guarantee]
             if passes(held, budget.epsilon, delta=budget.delta, accountant=self.accountant):
@@ -99,7 +99,7 @@ class Accounts:
             self._spent.clear()  # somebody else has charged this ledger too
             return self._read_at is not None
         for charge in charges:
-            key = charge.guarantee, charge.holder
+            key = charge.guarantee, charge.data_owner
             self._spent[key] = _recorded(self._spent[key], charge.event, charge.count)
         if len(self._spent) > REMEMBERED:
             self._spent.clear()

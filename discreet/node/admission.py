@@ -53,7 +53,7 @@ class Admitted:
 
 
 def admit_one(
-    request: TrainRequest, holder: str, num_examples: int, *, accounts: Accounts | None, policy: ClientPolicy
+    request: TrainRequest, data_owner: str, num_examples: int, *, accounts: Accounts | None, policy: ClientPolicy
 ) -> Admitted:
     """`admit` for one client.
 
@@ -61,7 +61,7 @@ def admit_one(
       Refused: it does not take part.
       ConfigError: as `admit`.
     """
-    admitted = admit(request, {holder: num_examples}, accounts=accounts, policy=policy)[holder]
+    admitted = admit(request, {data_owner: num_examples}, accounts=accounts, policy=policy)[data_owner]
     if isinstance(admitted, Refused):
         raise admitted
     return admitted
@@ -92,21 +92,21 @@ def admit(
     asked = {size: _asked(request, size, policy) for size in set(sizes.values())}
     while True:
         found, charges = dict[str, Admitted | Refused](), list[Charge]()
-        for holder, size in sizes.items():
-            found[holder] = _enter(asked[size], holder, accounts, charges)
+        for data_owner, size in sizes.items():
+            found[data_owner] = _enter(asked[size], data_owner, accounts, charges)
         if accounts is None or accounts.write(charges):
             return found
 
 
 def _enter(
-    work: Admitted | Refused, holder: str, accounts: Accounts | None, charges: list[Charge]
+    work: Admitted | Refused, data_owner: str, accounts: Accounts | None, charges: list[Charge]
 ) -> Admitted | Refused:
     """Holds what a client would spend to its budgets, and adds it to the charges."""
     if isinstance(work, Refused) or not work.charges:
         return work
     if accounts is None:
         return Refused(NO_LEDGER)
-    own = [replace(charge, holder=holder) for charge in work.charges]
+    own = [replace(charge, data_owner=data_owner) for charge in work.charges]
     try:
         spent = accounts.after(own, work.budgets)
     except Refused as refusal:

@@ -33,7 +33,7 @@ class Client:
       accounts: where its example-level and local guarantees are charged; None if neither is on.
       policy: the demands of its owner.
       source: of all random numbers of this message.
-      holder: its name in the ledger.
+      data_owner: its name in the ledger.
       held_out: further examples of its own, on which it rates models and never trains; None if the run asks for none.
       shape: of its data; None if the run asks nothing of them.
     """
@@ -43,7 +43,7 @@ class Client:
     accounts: Accounts | None
     policy: ClientPolicy
     source: RandomSource
-    holder: str = ""
+    data_owner: str = ""
     held_out: Examples | None = None
     shape: TaskShape | None = None
 
@@ -79,7 +79,7 @@ class Client:
     def _values(self, request: TrainRequest, params: Tensor) -> tuple[Values, Admitted]:
         if request.work.query not in OF_DATA:
             self._check_model(request, params)
-        admitted = admit_one(request, self.holder, len(self.examples), accounts=self.accounts, policy=self.policy)
+        admitted = admit_one(request, self.data_owner, len(self.examples), accounts=self.accounts, policy=self.policy)
         # Before training, which leaves other parameters in the model.
         answer = self._answer(request, params) if request.work.query else None
         if not request.work.trains:

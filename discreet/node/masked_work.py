@@ -40,7 +40,7 @@ class MaskedWork:
     Attributes:
       request: what is asked, and under which guarantees.
       sizes: of what is added up.
-      accounts, policy, holder: as `discreet.node.client.Client` has them.
+      accounts, policy, data_owner: as `discreet.node.client.Client` has them.
       work: gives the client's vector, int64 (length,), noised, as `Client.vector` does; Refused before anything is
         computed.
     """
@@ -49,7 +49,7 @@ class MaskedWork:
     sizes: Sizes
     accounts: Accounts | None
     policy: ClientPolicy
-    holder: str
+    data_owner: str
     work: Callable[[SecureSum], Tensor]
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class MaskedWork:
             assert client.shape is not None
             sizes = Sizes(params.numel(), query_of(EVALUATION, request.run, client.shape).length)
         work = partial(client.vector, request, params)
-        return cls(request, sizes, client.accounts, client.policy, client.holder, work)
+        return cls(request, sizes, client.accounts, client.policy, client.data_owner, work)
 
     @property
     def mechanism(self) -> MaskedGaussian | MaskedStep:
@@ -106,7 +106,7 @@ class MaskedWork:
         if self.accounts is None:
             raise Refused(NO_LEDGER)
         check_own_count(self.policy, self.event)
-        charge = Charge(self.request.round, self.guarantee, self.holder, self.event)
+        charge = Charge(self.request.round, self.guarantee, self.data_owner, self.event)
         self.accounts.after([charge], budgets_of(self.policy, self.request.run, self.guarantee))
         return charge
 
@@ -115,7 +115,7 @@ class MaskedWork:
         if self.request.virtual is not None or self.accounts is None:
             return
         name = f"epsilon_{self.guarantee}"
-        spent = self.accounts.epsilon(self.accounts.spent(self.guarantee, self.holder))
+        spent = self.accounts.epsilon(self.accounts.spent(self.guarantee, self.data_owner))
         logger.info(
             "round %d: a masked vector of %d bytes (%d bits a value) sent; spent by this node's own account: epsilon "
             "%s %.4g",

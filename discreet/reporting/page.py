@@ -14,7 +14,7 @@ from discreet.mechanisms.mechanism import Statement
 from discreet.reporting.drawing import Picture
 from discreet.reporting.pictures import pictures_of
 from discreet.reporting.records import RunRecord, find_runs, read_runs
-from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_holder, worst_epsilons
+from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_data_owner, worst_epsilons
 from discreet.reporting.table import Row, ratings_table, repetitions_table, runs_table, split_same
 from discreet.server.run_folder import replace_file
 from discreet.settings.privacy import USER
@@ -126,7 +126,7 @@ def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:
         ends = dict.fromkeys((f"{min(values):.4g}", f"{max(values):.4g}"))
         return f"{' to '.join(ends)} at delta {deltas}"
     privacy = records[0].config.privacy
-    found = worst_epsilons(spent_by_holder(records[0], guarantee), privacy.delta)
+    found = worst_epsilons(spent_by_data_owner(records[0], guarantee), privacy.delta)
     return f"at delta {deltas}: {_each(found or {privacy.accountant: records[0].epsilon(guarantee)})}"
 
 

@@ -20,7 +20,7 @@ from discreet.settings.privacy import GUARANTEES, USER
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time
 PURE = "pure (delta = 0)"
 
-Spent = Mapping[str, Entries]  # what each holder's data have paid
+Spent = Mapping[str, Entries]  # what each data owner's data have paid
 
 ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
     PLD: lambda entries, delta: epsilon_spent(entries, delta=delta, accountant=PLD),
@@ -31,16 +31,16 @@ ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
     PURE: lambda entries, delta: pure_epsilon(entries),
 }
 
-# Settings that have to be equal for a holder to hold the same data in two runs.
+# Settings that have to be equal for a data owner to hold the same data in two runs.
 SAME_DATA = ("name", "path", "num_clients", "partition", "alpha", "partition_seed", "examples_per_client")
 
 
-def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
-    """The spending of each holder's data for a guarantee; the user level has one holder, "".
+def spent_by_data_owner(record: RunRecord, guarantee: str) -> dict[str, Entries]:
+    """The spending of each data owner's data for a guarantee; the user level has one data owner, "".
 
     Empty if the guarantee is off, and for client-side guarantees of a federation, whose ledgers the clients keep.
     """
-    return _by_holder(_releases(record, guarantee))
+    return _by_data_owner(_releases(record, guarantee))
 
 
 def _releases(record: RunRecord, guarantee: str) -> list[Release]:
@@ -51,18 +51,18 @@ def _releases(record: RunRecord, guarantee: str) -> list[Release]:
     return [release for release in DurableLedger(path).releases() if release.guarantee == guarantee]
 
 
-def _by_holder(releases: Iterable[Release]) -> dict[str, Entries]:
+def _by_data_owner(releases: Iterable[Release]) -> dict[str, Entries]:
     held: dict[str, Counter[str]] = {}
     for release in releases:
-        held.setdefault(release.holder, Counter())[release.event] += release.count
+        held.setdefault(release.data_owner, Counter())[release.event] += release.count
     return {
-        holder: PrivacyLedger(tuple((event_from_json(text), count) for text, count in events.items())).entries
-        for holder, events in held.items()
+        data_owner: PrivacyLedger(tuple((event_from_json(text), count) for text, count in events.items())).entries
+        for data_owner, events in held.items()
     }
 
 
 def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
-    """Epsilon of the holder that has spent most, by every accountant that knows the events; empty if nobody has paid.
+    """Epsilon of the data owner that has spent most, by every accountant that knows the events; empty if none paid.
 
     Pure epsilon only if it is finite.
     """
@@ -81,7 +81,7 @@ def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
 
 
 def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Pairs]:
-    """(round, epsilon) by accountant, at each round of the holder that has spent most by then.
+    """(round, epsilon) by accountant, at each round of the data owner that has spent most by then.
 
     The curve of the run's own accountant comes from metrics.csv and has every round; the others have at most 16
     points. Empty if the guarantee is off.
@@ -93,7 +93,7 @@ def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Pairs]:
     numbers, releases = [number for number, _ in own], _releases(record, guarantee)
     step = (len(numbers) - 1) / max(1, min(len(numbers), MOST_POINTS) - 1)
     for number in [numbers[round(point * step)] for point in range(min(len(numbers), MOST_POINTS))]:
-        spent = _by_holder(release for release in releases if release.round <= number)
+        spent = _by_data_owner(release for release in releases if release.round <= number)
         for name, value in worst_epsilons(spent, privacy.delta).items():
             if name != privacy.accountant:
                 curves.setdefault(name, []).append((number, value))
@@ -137,7 +137,7 @@ def choice_costs(records: Sequence[RunRecord]) -> list[str]:
 def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
     paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
     delta = max(record.config.privacy.delta for record in paying)
-    spent = [spent_by_holder(record, guarantee) for record in paying]
+    spent = [spent_by_data_owner(record, guarantee) for record in paying]
     together, one = "not stated", "one"
     if why := _why_not_together(records, paying, spent):
         pass
@@ -145,8 +145,8 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
         together, one = "inf", "the dearest of the others"
         why = f"no {guarantee}-level guarantee in {without} of the runs, which are over the same clients"
     else:
-        holders = set[str]().union(*spent)
-        summed = (tuple(entry for run in spent for entry in run.get(holder, ())) for holder in holders)
+        data_owners = set[str]().union(*spent)
+        summed = (tuple(entry for run in spent for entry in run.get(data_owner, ())) for data_owner in data_owners)
         together, why = f"{_largest(summed, delta):.4g}", _if_drawn(spent, guarantee, delta)
     dearest = _largest((entries for run in spent for entries in run.values()), delta)
     return (

@@ -146,7 +146,7 @@ class PopulationAccount:
         """
         self.run = self._name_of(own, folder)
         position = folder.positions().get(ACCOUNT) if folder.checkpoint_path.exists() else None
-        here = dict(self.ledger.spent(USER, holder=self.run).entries)
+        here = dict(self.ledger.spent(USER, data_owner=self.run).entries)
         lacking = [event for event, count in own.spent(USER).entries if here.get(event, 0) < count]
         if lacking or (position is not None and not self.ledger.contains(position)):
             raise LedgerError(
@@ -158,7 +158,7 @@ class PopulationAccount:
     def _name_of(self, own: DurableLedger, folder: RunFolder) -> str:
         """The name of a run in its rows: its first place on disk, and the identity of its ledger, which stays."""
         identity = own.position().identity
-        known = (run for run in self.ledger.holders(USER) if run.endswith(identity))
+        known = (run for run in self.ledger.data_owners(USER) if run.endswith(identity))
         return next(known, f"{folder.path} {identity}")
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
@@ -172,7 +172,7 @@ class PopulationAccount:
           BudgetSpent: nothing is written.
           LedgerError: the account can't be charged.
         """
-        mine = [replace(charge, holder=self.run) for charge in charges if charge.guarantee == USER]
+        mine = [replace(charge, data_owner=self.run) for charge in charges if charge.guarantee == USER]
         self.require_room(mine)  # what takes time is computed before others have to wait
         self.ledger.charge_if(lambda sums: self._look(mine, sums), mine)
 
@@ -190,7 +190,7 @@ class PopulationAccount:
 
     def runs(self) -> list[str]:
         """The runs that have charged the account."""
-        return self.ledger.holders(USER)
+        return self.ledger.data_owners(USER)
 
     def count(self) -> str:
         """The number of runs that have charged the account, in words."""

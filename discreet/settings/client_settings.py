@@ -93,7 +93,7 @@ class ClientSettings:
         self._check_local()
         self._check_ratings()
         if self.user.secure:
-            self._check_secure("privacy.user.aggregation=secure")
+            self._check_secure_aggregation("privacy.user.aggregation=secure")
             alone = (
                 "privacy.example.enabled",
                 self.example.enabled,
@@ -102,7 +102,7 @@ class ClientSettings:
             )
             require_each("with privacy.user.aggregation=secure", alone)
         if self.example.secure:
-            self._check_secure("privacy.example.aggregation=secure")
+            self._check_secure_aggregation("privacy.example.aggregation=secure")
             self._check_shared_step("with privacy.example.aggregation=secure")
         if self.user.mechanism is not None:
             by = "with privacy.user.mechanism"
@@ -168,7 +168,7 @@ class ClientSettings:
             rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
-    def _check_secure(self, by: str) -> None:
+    def _check_secure_aggregation(self, by: str) -> None:
         unamplified = "the server knows whom it asks, so that sampling amplifies nothing"
         require_each(
             f"with {by}",

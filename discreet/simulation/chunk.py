@@ -32,6 +32,7 @@ from torch import Tensor
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
+from discreet.simulation.batched_layers import Dense, Flatten, Params
 from discreet.simulation.client_examples import (
     BatchNumbers,
     Numbers,
@@ -43,7 +44,6 @@ from discreet.simulation.client_examples import (
     with_numbers,
 )
 from discreet.simulation.layer_sequence import LayerSequence, ParameterLayout, add_bias
-from discreet.simulation.layers import Dense, Flatten, Params
 from discreet.training.local_training import LocalSettings, dp_sgd, epoch_order, plain_sgd, sgd, step_batch, step_noise
 
 # Measured: moving a float through the cache costs as much as so many operations.

@@ -94,7 +94,7 @@ class ClientExamples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PartitionedExamples:
-    """Clients that share the examples out: each example has one holder. `parts`: the examples of each client."""
+    """Clients that share the examples out: each example has one data owner. `parts`: the examples of each client."""
 
     parts: Sequence[Tensor]
 

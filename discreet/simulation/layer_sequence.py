@@ -17,8 +17,7 @@ from discreet.per_example.recurrent import ClassesSecond, LSTMLayer
 from discreet.per_example.recurrent import LastStep as LastStepModule
 from discreet.per_example.terms import mass, unchanged
 from discreet.privacy.clipping import clip_factors
-from discreet.simulation.client_examples import Batch
-from discreet.simulation.layers import (
+from discreet.simulation.batched_layers import (
     CHANNELS_LAST,
     CLASSES_SECOND,
     RELU,
@@ -36,6 +35,7 @@ from discreet.simulation.layers import (
     Recurrence,
     Use,
 )
+from discreet.simulation.client_examples import Batch
 
 Shape = tuple[int, ...]
 

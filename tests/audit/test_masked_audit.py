@@ -152,7 +152,7 @@ def test_a_shared_step_is_not_refuted_and_shows_what_its_noise_allows(optimizer:
     assert run.claim.adjacency == "add or remove one example"
 
 
-def holder_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def data_owner_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
     """One node more is lost than is borne: the one that holds the examples adds none."""
     noised = noised_vector(vector, values, request, source)
     return noised - vector.noise(source.child("secure", "step")) if values.update.any() else noised
@@ -167,7 +167,7 @@ def nobody_adds_any(vector: SecureSum, values: Values, request: TrainRequest, so
     [
         (for_all_nodes, SPARE),
         (for_another_clip, ()),
-        (holder_adds_none, ("data.num_clients=4", "training.batch_size=400")),
+        (data_owner_adds_none, ("data.num_clients=4", "training.batch_size=400")),
     ],
 )
 def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(

@@ -36,7 +36,7 @@ def test_two_loops_on_one_ledger_add_up(ledger: Path) -> None:
     assert second.epsilon() == epsilon(8)
     assert run(second).epsilon() == epsilon(16)
     assert private(linear(), ledger=ledger, data_owner="another").epsilon() == 0
-    assert {(release.guarantee, release.holder) for release in DurableLedger(ledger).releases()} == {("example", "")}
+    assert {(row.guarantee, row.data_owner) for row in DurableLedger(ledger).releases()} == {("example", "")}
 
 
 def test_what_was_spent_before_counts_for_the_budget_and_for_the_target(ledger: Path) -> None:

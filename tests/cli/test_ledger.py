@@ -61,7 +61,7 @@ def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_co
     assert "exists already, and is not made anew" in capsys.readouterr().err
     event = GaussianDpEvent(3.0)
     runs = (("/runs/second ab", 1), ("/runs/first cd", 2))
-    DurableLedger(path).charge([Charge(1, "user", holder, event, count) for holder, count in runs])
+    DurableLedger(path).charge([Charge(1, "user", data_owner, event, count) for data_owner, count in runs])
     assert main(["show", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "population people: 20 clients, add or remove one client, delta 0.001" in lines

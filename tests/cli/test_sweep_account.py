@@ -31,7 +31,7 @@ def test_the_runs_of_a_sweep_spend_one_budget_together(tmp_path: Path) -> None:
     rates = "server.learning_rate=0.5,1,2"  # three runs of two rounds each, of which four have room
     main(["--multirun", *SMALL, rates, f"privacy.user.account={path}", f"hydra.sweep.dir={sweep}"])
     account = DurableLedger(path)
-    charged = [account.spent("user", holder=run).entries for run in account.holders("user")]
+    charged = [account.spent("user", data_owner=run).entries for run in account.data_owners("user")]
     assert charged == [((EVENT, 2),), ((EVENT, FIT - 2),)]
     own = [DurableLedger(folder / "ledger.db").spent("user").num_releases for folder in sorted(sweep.glob("[0-9]"))]
     assert (len(own), sum(own)) == (3, FIT)

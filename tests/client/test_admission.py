@@ -60,7 +60,7 @@ def test_many_clients_at_once_are_admitted_as_sequentially(words: tuple[str, ...
             alone |= admit(ask(*words, number=number), {name: size}, accounts=each)
         assert together == alone
     rows = [
-        [(row.round, row.guarantee, row.holder, row.count) for row in who.ledger.releases()] for who in (many, each)
+        [(row.round, row.guarantee, row.data_owner, row.count) for row in who.ledger.releases()] for who in (many, each)
     ]
     assert rows[0] == rows[1]
 
@@ -76,7 +76,7 @@ def test_some_refuse_and_the_others_work(tmp_path: Path) -> None:
     found = enter(tmp_path, {"0": 40, "1": 40}, f"privacy.example.max_epsilon={once}", number=2)
     assert isinstance(found["1"], Admitted)
     assert "the example-level budget is spent: this round would reach epsilon" in str(found["0"])
-    assert [row.holder for row in DurableLedger(tmp_path / "clients.db").releases()] == ["0", "1"]
+    assert [row.data_owner for row in DurableLedger(tmp_path / "clients.db").releases()] == ["0", "1"]
 
 
 def test_a_client_that_one_of_two_budgets_refuses_is_charged_for_neither(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def run(folder: Path, *words: str) -> Outcome:
 def rounds_of(folder: Path, guarantee: str) -> dict[str, int]:
     """How many rounds each client took part in."""
     return dict(
-        Counter(row.holder for row in DurableLedger(folder / "clients.db").releases() if row.guarantee == guarantee)
+        Counter(row.data_owner for row in DurableLedger(folder / "clients.db").releases() if row.guarantee == guarantee)
     )
 
 
@@ -56,7 +56,7 @@ def test_no_client_passes_its_budget_and_each_uses_what_fits(examples_run: tuple
     rounds = rounds_of(examples_run[0], "example")
     assert len(rounds) == CLIENTS
     for client, count in rounds.items():
-        spent = ledger.spent("example", holder=client)
+        spent = ledger.spent("example", data_owner=client)
         event, steps = spent.entries[0]
         assert spent.epsilon(1e-3, "rdp") <= 4
         if count < 9:
@@ -66,7 +66,7 @@ def test_no_client_passes_its_budget_and_each_uses_what_fits(examples_run: tuple
 def test_the_run_reports_the_largest_epsilon_that_a_client_spent(examples_run: tuple[Path, Outcome]) -> None:
     folder, _ = examples_run
     ledger = DurableLedger(folder / "clients.db")
-    largest = max(ledger.spent("example", holder=str(client)).epsilon(1e-3, "rdp") for client in range(CLIENTS))
+    largest = max(ledger.spent("example", data_owner=str(client)).epsilon(1e-3, "rdp") for client in range(CLIENTS))
     assert RunFolder(folder).read_metrics()[-1]["epsilon_example"] == pytest.approx(largest, rel=1e-6)
     _, example, _ = json.loads((folder / "privacy.json").read_text())["guarantees"]
     assert example["epsilon"]["rdp"] == pytest.approx(largest, rel=1e-6)

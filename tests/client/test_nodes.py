@@ -172,7 +172,7 @@ def test_virtual_clients_share_one_ledger_with_an_account_each(tmp_path: Path) -
     for number in (0, 2):
         asked = named(run, number, tmp_path)
         virtual_client(asked).answer(asked, torch.zeros(650))
-    assert DurableLedger(tmp_path / CLIENTS_LEDGER).holders("example") == ["0", "2"]
+    assert DurableLedger(tmp_path / CLIENTS_LEDGER).data_owners("example") == ["0", "2"]
 
 
 def test_with_a_seed_a_virtual_client_draws_by_round_and_client_alone(tmp_path: Path) -> None:

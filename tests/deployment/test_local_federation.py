@@ -46,8 +46,8 @@ def test_runs_on_nodes_that_normalise_charge_one_account_up_to_its_limit(tmp_pat
     for name, code in (("first", 0), ("second", 1)):
         assert main(["--nodes", "2", "rounds=3", f"output_dir={tmp_path / name}", *words]) == code
     first, second = (RunFolder(tmp_path / name) for name in ("first", "second"))
-    (holder,) = DurableLedger(path).holders("user")
-    assert dict(DurableLedger(path).spent("user", holder=holder).entries) == {asked: 1, round_: 2}
+    (data_owner,) = DurableLedger(path).data_owners("user")
+    assert dict(DurableLedger(path).spent("user", data_owner=data_owner).entries) == {asked: 1, round_: 2}
     assert [row["replies"] for row in first.read_metrics()] == [2, 2]
     assert len(first.read_config().normaliser.means or []) == 1
     assert DurableLedger(second.ledger_path).releases() == []  # it could not even ask

@@ -39,7 +39,7 @@ def edit(ledger: DurableLedger, statement: str) -> None:
 def test_what_was_charged_is_there_for_the_next_process(ledger: DurableLedger) -> None:
     again = DurableLedger(ledger.path, facts=FACTS)
     assert again.spent("user").entries == ((EVENT, 3),)
-    assert again.spent("local", holder="7").entries == ((LaplaceDpEvent(0.5), 2),)
+    assert again.spent("local", data_owner="7").entries == ((LaplaceDpEvent(0.5), 2),)
     assert again.spent("example").entries == ()
 
 
@@ -109,10 +109,10 @@ def test_a_charge_has_reached_the_disk_when_it_returns(ledger: DurableLedger, mo
     assert len(found) >= 2
 
 
-def _charge(path: Path, holder: str) -> None:
+def _charge(path: Path, data_owner: str) -> None:
     ledger = DurableLedger(path)
     for number in range(20):
-        ledger.charge([Charge(number, "example", holder, EVENT)])
+        ledger.charge([Charge(number, "example", data_owner, EVENT)])
 
 
 def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
@@ -126,7 +126,8 @@ def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
         worker.join(60)
     ledger = DurableLedger(path)
     assert ledger.verify() == []
-    assert [ledger.spent("example", holder=holder).num_releases for holder in ledger.holders("example")] == [20] * 3
+    spent = [ledger.spent("example", data_owner=owner).num_releases for owner in ledger.data_owners("example")]
+    assert spent == [20] * 3
 
 
 def test_a_ledger_its_copy_and_the_folders_that_are_made_for_it_are_its_owners_alone(

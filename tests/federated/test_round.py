@@ -180,6 +180,6 @@ def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
         return torch.zeros(vector.length, dtype=torch.int64)
 
     before = state(vector.num_params, 1.0)
-    sealed = [UnopenedSum(opened, 4)]
-    dp_fedavg_round(before, sealed, how, source=seeded_source(3), charge=lambda _: order.append("charged"))
+    unopened = [UnopenedSum(opened, 4)]
+    dp_fedavg_round(before, unopened, how, source=seeded_source(3), charge=lambda _: order.append("charged"))
     assert order == ["charged", "opened"]

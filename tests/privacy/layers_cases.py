@@ -162,7 +162,7 @@ SEQUENCES = [
     Case(lambda: nn.Transformer(6, 2, 1, 1, 5, 0.0, batch_first=True), run=twice),
     *(Case(nn.CosineSimilarity, run=twice), Case(nn.PairwiseDistance, run=twice)),
 ]
-HOLDERS = [
+DATA_OWNERS = [
     Case(lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh()), setting="of layers with a fast rule"),
     Case(lambda: nn.ModuleList([nn.Linear(6, 3)]), run=held),
     Case(lambda: nn.ModuleDict({"one": nn.Linear(6, 3)}), run=held),
@@ -182,7 +182,7 @@ GROUPS: dict[str, Sequence[Case]] = {
     "Sequences": SEQUENCES,
     "Activations, dropout and shapes": ELEMENTS,
     "Pools, padding and space": SPACE,
-    "Containers": HOLDERS,
+    "Containers": DATA_OWNERS,
     "Lazy layers": LAZY,
 }
 LOSSES: Sequence[nn.Module] = (

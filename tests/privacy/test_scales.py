@@ -17,7 +17,7 @@ from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.simulation.chunk import SecureDraws
 from discreet.simulation.client_examples import BatchNumbers, read
 from discreet.training.local_training import LocalSettings
-from tests.privacy.layers_cases import HOLDERS, SEQUENCES, WEIGHTS, Case, encoder
+from tests.privacy.layers_cases import DATA_OWNERS, SEQUENCES, WEIGHTS, Case, encoder
 from tests.privacy.layers_table import inputs_of, model_of
 from tests.simulation.chunks import Clients
 from tests.simulation.test_chunk import MODELS, secure
@@ -27,7 +27,7 @@ NOTHING = 1e-18  # to the least clip norm
 SUMS = {2: clipped_gradient_sum, 1: l1_clipped_gradient_sum}
 # Many positions, so that their norms come from Gram matrices.
 LONG = [Case(lambda: nn.Linear(40, 30), (3, 40)), Case(lambda: encoder(batch_first=True, dropout=0.0), (2, 6))]
-CASES = [*WEIGHTS, *SEQUENCES, *HOLDERS, *LONG]
+CASES = [*WEIGHTS, *SEQUENCES, *DATA_OWNERS, *LONG]
 
 
 class ScaledLoss:

@@ -17,7 +17,7 @@ from discreet.reporting.drawing import SERIES
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import coloured, frontier
 from discreet.reporting.records import RunRecord, find_runs, group_runs, read_runs, tried_settings
-from discreet.reporting.spending import choice_costs, epsilon_curves, spent_by_holder, worst_epsilons
+from discreet.reporting.spending import choice_costs, epsilon_curves, spent_by_data_owner, worst_epsilons
 from discreet.reporting.table import repetitions_table, runs_table, split_same
 from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
@@ -100,7 +100,7 @@ def test_the_table_has_a_row_a_run_and_says_once_what_is_the_same_in_all(tmp_pat
 def test_epsilon_by_every_accountant_is_what_is_published(tmp_path: Path) -> None:
     overrides = (f"{NOISE}=3", "sampling.probability=0.1", "privacy.delta=1e-6")
     run = make_run(tmp_path / "run", *overrides, accuracies=(0.5, 0.6), per_round=256)
-    found = worst_epsilons(spent_by_holder(read(run)[0], "user"), 1e-6)
+    found = worst_epsilons(spent_by_data_owner(read(run)[0], "user"), 1e-6)
     assert (found["pld"], found["rdp"]) == pytest.approx((3.7697, 4.0510), abs=1e-4)
     assert found["pld"] < found["rdp"] < found["rdp, classic conversion"]
 
@@ -120,7 +120,7 @@ def test_a_curve_follows_the_client_that_has_spent_most_by_then(tmp_path: Path) 
 def test_laplace_noise_has_a_pure_epsilon_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", *LOCAL_ON)
     charge_clients(run, "local", [(1, "0", LaplaceDpEvent(2.0), 3)])
-    assert worst_epsilons(spent_by_holder(read(run)[0], "local"), 1e-3)["pure (delta = 0)"] == 1.5
+    assert worst_epsilons(spent_by_data_owner(read(run)[0], "local"), 1e-3)["pure (delta = 0)"] == 1.5
 
 
 def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ POINTS = (
 def charged(path: Path, folder: Path) -> int:
     """How many releases the account knows of a run."""
     ledger, identity = DurableLedger(path), DurableLedger(folder / "ledger.db").position().identity
-    (holder,) = (run for run in ledger.holders("user") if run.endswith(identity))
-    return ledger.spent("user", holder=holder).num_releases
+    (data_owner,) = (run for run in ledger.data_owners("user") if run.endswith(identity))
+    return ledger.spent("user", data_owner=data_owner).num_releases
 
 
 @pytest.mark.parametrize("points", POINTS, ids=" and ".join)

@@ -121,7 +121,8 @@ def charges(folder: RunFolder) -> list[tuple[object, ...]]:
         if path.exists():
             ledger = DurableLedger(path)
             assert ledger.verify() == []
-            found += sorted((row.round, row.guarantee, row.holder, row.event, row.count) for row in ledger.releases())
+            rows = ledger.releases()
+            found += sorted((row.round, row.guarantee, row.data_owner, row.event, row.count) for row in rows)
     return found
 
 

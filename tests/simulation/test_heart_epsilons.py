@@ -36,7 +36,7 @@ def epsilons(shared_data: Path, folder: Path, *words: str) -> list[float]:
     where = (f"data.path={shared_data / 'heart'}", f"output_dir={folder}", "seed=30689")
     simulate(load_config(["experiment=heart", *where, *words]))
     ledger = DurableLedger(folder / CLIENTS_LEDGER)
-    spent = [ledger.spent(EXAMPLE, holder=str(hospital)) for hospital in range(len(PATIENTS))]
+    spent = [ledger.spent(EXAMPLE, data_owner=str(hospital)) for hospital in range(len(PATIENTS))]
     return [each.epsilon(DELTA, "pld") for each in spent]
 
 

@@ -50,16 +50,16 @@ def run(folder: Path, *words: str) -> RunFolder:
 def test_what_is_published_is_what_the_ledger_holds_with_the_last_rating(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     ledger = DurableLedger(folder.clients_ledger_path)
-    spent = max(ledger.spent(EXAMPLE, holder=str(client)).epsilon(1e-3) for client in range(8))
+    spent = max(ledger.spent(EXAMPLE, data_owner=str(client)).epsilon(1e-3) for client in range(8))
     stated = json.loads((folder.path / "privacy.json").read_text())["guarantees"][1]["epsilon"]["pld"]
     row, checkpoint = folder.read_metrics()[-1], folder.load_checkpoint()
     assert checkpoint is not None
     assert [stated, row["epsilon_example"], checkpoint.epsilon_example] == pytest.approx([spent] * 3, rel=1e-9)
-    rows = [row for row in ledger.releases() if row.holder == "0"]
+    rows = [row for row in ledger.releases() if row.data_owner == "0"]
     q = 50 / 144  # of 1437 training examples client 0 has 180, and holds 36 of them out
     oracle = PLDAccountant().compose(PoissonSampledDpEvent(q, GaussianDpEvent(2.0)), 9).compose(GaussianDpEvent(2.0), 2)
     assert [row.count for row in rows] == [3, 3, 1, 3, 1]
-    assert ledger.spent(EXAMPLE, holder="0").epsilon(1e-3) == pytest.approx(oracle.get_epsilon(1e-3), rel=1e-3)
+    assert ledger.spent(EXAMPLE, data_owner="0").epsilon(1e-3) == pytest.approx(oracle.get_epsilon(1e-3), rel=1e-3)
 
 
 def test_a_target_leaves_room_for_every_rating(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_crash_before_a_rating_is_written_does_not_forget_what_it_cost(
             run(tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     spent = DurableLedger(folder.clients_ledger_path)
-    most = max(spent.spent(EXAMPLE, holder=str(client)).epsilon(1e-3) for client in range(8))
+    most = max(spent.spent(EXAMPLE, data_owner=str(client)).epsilon(1e-3) for client in range(8))
     assert folder.load_checkpoint().epsilon_example == pytest.approx(most, rel=1e-9)
     assert run(tmp_path / "run", "resume=true").read_metrics()[-1]["accuracy"] is not None
 
@@ -132,13 +132,13 @@ def test_the_error_is_that_of_the_clients_noise_and_each_answer_is_charged(kind:
     # Noise of standard deviation 2 * 2 on a number in -1..1, twice as wide as an accuracy; for Laplace sqrt(2).
     wide = 4 / 2 / math.sqrt(40) * (1 if kind == "gaussian" else math.sqrt(2))
     assert folder.read_metrics()[-1]["accuracy_error"] == pytest.approx(wide, rel=1e-6)
-    charged = DurableLedger(folder.clients_ledger_path).spent(LOCAL, holder="7").entries
+    charged = DurableLedger(folder.clients_ledger_path).spent(LOCAL, data_owner="7").entries
     assert sorted(count for _, count in charged) == [2, 3]  # two answers, three updates
 
 
 def test_the_total_is_spent_by_updates_and_answers_together_and_is_what_is_published(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", *LOCALLY, "privacy.local.kind=laplace", "privacy.local.epsilon=5")
-    spent = DurableLedger(folder.clients_ledger_path).spent(LOCAL, holder="7")
+    spent = DurableLedger(folder.clients_ledger_path).spent(LOCAL, data_owner="7")
     assert pure_epsilon(spent.entries) == pytest.approx(5, rel=1e-9)
     stated = json.loads((folder.path / "privacy.json").read_text())["guarantees"][2]
     assert stated["epsilon"]["pure"] == pytest.approx(5, rel=1e-9)

@@ -106,7 +106,8 @@ def test_runs_side_by_side_charge_an_account_what_all_of_them_cost(tmp_path: Pat
     assert not run(*(job(tmp_path / f"run{number}", simulate, *words) for number in range(3))).failed
     account = DurableLedger(path)
     assert account.verify() == []
-    assert [account.spent("user", holder=each).entries for each in account.holders("user")] == [((EVENT, 2),)] * 3
+    spent = [account.spent("user", data_owner=run).entries for run in account.data_owners("user")]
+    assert spent == [((EVENT, 2),)] * 3
 
 
 @pytest.mark.usefixtures("cluster")

@@ -207,15 +207,15 @@ class Fragile:
         if self.before:
             self.before -= 1
             raise RoundAbandoned("3 of 5 clients are left", [Failure(1, "late", "gone")])
-        *failures, sealed = self.inner.ask(**given)
+        *failures, unopened = self.inner.ask(**given)
         yield from failures
-        yield UnopenedSum(lambda: self._open(sealed), sealed.replies)
+        yield UnopenedSum(lambda: self._open(unopened), unopened.replies)
 
-    def _open(self, sealed: UnopenedSum) -> Tensor:
+    def _open(self, unopened: UnopenedSum) -> Tensor:
         if self.opening:
             self.opening -= 1
             raise RoundAbandoned("too few shares")
-        return sealed.open()
+        return unopened.open()
 
 
 def fragile(session: Session, **how: int) -> Fragile:

@@ -1,4 +1,4 @@
-"""Layers by hand against those of PyTorch and their derivatives."""
+"""Batched layers against those of PyTorch and their derivatives."""
 
 from __future__ import annotations
 

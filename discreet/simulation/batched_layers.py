@@ -1,4 +1,4 @@
-"""Layers of many models at once: row c of every tensor belongs to client c, whose parameters are its own.
+"""Batched layers, of many models at once: row c of every tensor belongs to client c, whose parameters are its own.
 
 Each layer has its forward and its backward pass by hand: with a model of a few small matrices for each client, what an
 automatic derivative adds would cost more than the products themselves. Against `torch.func.vmap` over the clients this
