@@ -1,10 +1,10 @@
 """Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise.
 
 If every layer of a model has a rule, one forward and one backward pass give the norms of all per-example gradients from
-layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`rules/terms.py` has the
+layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`terms.py` has the
 formulas and their sources). Rules serve an nn.Sequential, nested or not, or a single layer, in which every parameter
 serves one layer, once. They serve a model with a forward of its own if each of its operations is known to treat every
-example alone (`rules/graph.py`). torch.func serves every other model (`rules/any_model.py`), and the log "discreet"
+example alone (`graph.py`). torch.func serves every other model (`any_model.py`), and the log "discreet"
 says so once.
 """
 
