@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from discreet.cli.sweep import sweep_of
-from discreet.server import guarantees
+from discreet.server import plan
 from discreet.server.plan import plan_of
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.server.state import State
@@ -62,13 +62,13 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
 
 
 def test_a_sweep_calibrates_the_noise_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrated, calibrate = list[float](), guarantees.noise_multiplier_for_releases
+    calibrated, calibrate = list[float](), plan.noise_multiplier_for_releases
 
     def counted(target_epsilon: float, **more: Any) -> float:
         calibrated.append(target_epsilon)
         return calibrate(target_epsilon, **more)
 
-    monkeypatch.setattr(guarantees, "noise_multiplier_for_releases", counted)
+    monkeypatch.setattr(plan, "noise_multiplier_for_releases", counted)
     words = [*SMALL, "rounds=2", "seed=5501", "privacy.user.target_epsilon=4,8"]
     sweep(f"hydra.sweep.dir={tmp_path}", *words)
     assert calibrated == [4, 8]
