@@ -18,13 +18,12 @@ from benchmarks.cohort_speed import SEED, WORK, digits_like
 from discreet.data.examples import Task
 from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
+from discreet.server.plan import Plan, planned
 from discreet.server.round import dp_fedavg_round
-from discreet.server.run_context import first_clip_norm
 from discreet.server.run_plan import cohort_sampling, round_settings
 from discreet.server.state import State, initial_state
 from discreet.server.transport import RoundReport
 from discreet.settings.compose import load_config
-from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
@@ -50,7 +49,9 @@ def rows(
     """A row for each scale, and one for FLUTE's benchmark."""
     task = digits_like()
     found = [scale(model, task, population, cohort) for population, cohort in scales]
-    seconds = _timed(lambda: _rounds(load_config([*WORK, *FLUTE]), task, count=flute_rounds, population=1000))[0]
+    seconds = _timed(lambda: _rounds(planned(load_config([*WORK, *FLUTE])), task, count=flute_rounds, population=1000))[
+        0
+    ]
     return [*found, {"what": f"FLUTE's benchmark, {flute_rounds} rounds", "seconds": seconds}]
 
 
@@ -61,7 +62,7 @@ def scale(model: str, task: Task, population: int, cohort: int) -> Row:
         f"data.num_clients={population}",
         f"sampling.probability={cohort / population}",
     ]
-    run = load_config([*WORK, *words])
+    run = planned(load_config([*WORK, *words]))
     _rounds(run, task, count=1, population=population)
     seconds, peak = _timed(lambda: _rounds(run, task, count=1, population=population))
     return {
@@ -74,18 +75,18 @@ def scale(model: str, task: Task, population: int, cohort: int) -> Row:
     }
 
 
-def _rounds(run: RunConfig, task: Task, *, count: int, population: int) -> State:
+def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
-    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
-    state = initial_state(flatten_parameters(model), clip_norm=first_clip_norm(run))
-    engine = engine_of(run, task, client_examples=held)
-    with BatchedTransport(run, engine, accounts=None) as exchange:
+    model = build_model(plan.run.model, task.shape.input_shape, task.shape.num_classes, seed=SEED)
+    state = initial_state(flatten_parameters(model), clip_norm=plan.first_clip_norm)
+    engine = engine_of(plan, task, client_examples=held)
+    with BatchedTransport(plan, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
-            cohort = cohort_sampling(run).draw(exchange.members(), secure_source())
+            cohort = cohort_sampling(plan).draw(exchange.members(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
             updates = RoundReport().accept(replies)
             state, _ = dp_fedavg_round(
-                state, updates, round_settings(run), source=secure_source(), charge=lambda _: None
+                state, updates, round_settings(plan), source=secure_source(), charge=lambda _: None
             )
     return state
 

@@ -42,6 +42,7 @@ from discreet.node.policy import ClientPolicy
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
+from discreet.server.plan import planned
 from discreet.server.run_plan import round_settings
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
@@ -179,8 +180,9 @@ def _batched(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLe
     """The cohort as one computation."""
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
-    exchange = BatchedTransport(run, engine_of(run, task, client_examples=held), accounts=accounts)
-    start, release = flatten_parameters(model), round_settings(run).release
+    plan = planned(run)
+    exchange = BatchedTransport(plan, engine_of(plan, task, client_examples=held), accounts=accounts)
+    start, release = flatten_parameters(model), round_settings(plan).release
 
     def rounds(clients: Sequence[int]) -> None:
         total = release.empty(len(start), CLIP_NORM)

@@ -26,6 +26,7 @@ from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import build_model, flatten_parameters
+from discreet.server.plan import planned
 from discreet.server.run_plan import round_settings
 from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import SampledExamples
@@ -111,16 +112,16 @@ def _cluster(nodes: tuple[int, ...], held: ExitStack) -> MakesWorkers:
 
 
 def _transport(name: str, examples: int, workers: MakesWorkers | None) -> BatchedTransport:
-    run, task = load_config([*WORK, f"model.name={name}"]), digits_like(examples)
-    engine = engine_of(run, task, client_examples=SampledExamples(CLIENTS, examples, PER_CLIENT, SEED))
-    return BatchedTransport(run, replace(engine, workers=2), accounts=None, workers=workers)
+    plan, task = planned(load_config([*WORK, f"model.name={name}"])), digits_like(examples)
+    engine = engine_of(plan, task, client_examples=SampledExamples(CLIENTS, examples, PER_CLIENT, SEED))
+    return BatchedTransport(plan, replace(engine, workers=2), accounts=None, workers=workers)
 
 
 def _turn(transport: BatchedTransport) -> list[float]:
     """The seconds of each round of a turn."""
-    run, engine, times = transport.run, transport.engine, []
-    model = build_model(run.model.name, (1, 28, 28), 10, seed=SEED)
-    start, release, turn = flatten_parameters(model), round_settings(run).release, time.perf_counter()
+    plan, engine, times = transport.plan, transport.engine, []
+    model = build_model(plan.run.model, (1, 28, 28), 10, seed=SEED)
+    start, release, turn = flatten_parameters(model), round_settings(plan).release, time.perf_counter()
     while (started := time.perf_counter()) < turn + TURN_SECONDS:
         total = release.empty(engine.model.layout.size, CLIP_NORM)
         for replies in transport.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=range(COHORT)):

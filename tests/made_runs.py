@@ -9,7 +9,7 @@ from pathlib import Path
 from dp_accounting import DpEvent
 
 from discreet.ledger.durable_ledger import Charge, DurableLedger
-from discreet.server.guarantees import resolve_noise, server_mechanism
+from discreet.server.plan import plan_of, resolve_noise
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
@@ -28,17 +28,18 @@ def make_run(
     config = replace(resolve_noise(asked), output_dir=str(path))
     path.mkdir(parents=True)
     folder = RunFolder(path)
-    folder.write_config(config)
-    folder.create_ledgers(config, simulated=True)
-    folder.write_config(asked, name=ASKED)
-    ledger = folder.ledger(config)
+    plan = plan_of(config, asked=asked)
+    folder.write_config(plan.written)
+    folder.create_ledgers(plan, simulated=True)
+    folder.write_config(plan.asked, name=ASKED)
+    ledger = folder.ledger(plan)
     user = config.privacy.user
     for number, accuracy in enumerate(accuracies, start=1):
         row: dict[str, object] = {"round": number, "loss": 2.0 - accuracy, "accuracy": accuracy, "seconds": 0.5}
         row |= {"clip_norm": 0.1 * number, "fraction_below": 0.4, "cohort": 10, "replies": 9}
         row |= {f"epsilon_{name}": float("inf") for name in ("user", "example", "local")}
         if user.enabled and user.noise_multiplier is not None:
-            event = server_mechanism(config).event(user.noise_multiplier)
+            event = plan.mechanism.event(user.noise_multiplier)
             ledger.charge([Charge(number, USER, "", event, per_round)])
             row["epsilon_user"] = float(number)
         folder.append_metrics(row)

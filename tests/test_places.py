@@ -11,6 +11,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import described
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,5 +87,5 @@ def test_a_run_of_discreets_experiment_goes_on_in_a_project(
     asked = load_config(["experiment=silos"])
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    folder.write_config(asked)
+    folder.write_config(described(asked))
     assert run_config(["experiment=silos", "resume=true", f"output_dir={folder.path}"]).data == asked.data

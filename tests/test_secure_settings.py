@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from discreet.protocol.messages import TrainRequest, request_items, request_of
-from discreet.server.deciding_settings import deciding_settings
-from discreet.server.guarantees import resolve_noise
+from discreet.server.plan import planned
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ConfigError
@@ -57,6 +56,6 @@ def test_a_node_is_told_all_that_its_share_of_the_noise_follows_from() -> None:
 
 
 def test_a_resumed_run_keeps_what_decides_who_can_read_what() -> None:
-    facts, plain = (deciding_settings(resolve_noise(load_config(words))) for words in (SECURE, SECURE[1:]))
+    facts, plain = (planned(load_config(words)).deciding for words in (SECURE, SECURE[1:]))
     added = {"privacy.user.aggregation": "secure", "privacy.secure.dropouts": 2, "privacy.secure.colluding": 1}
     assert facts == plain | added | {"privacy.secure.threshold": 11, "privacy.example.aggregation": "plain"}

@@ -20,10 +20,10 @@ from discreet.node.policy import ClientPolicy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
+from discreet.server.plan import plan_of
 from discreet.server.round import dp_fedavg_round
 from discreet.server.run_plan import round_settings
 from discreet.server.state import initial_state
-from discreet.settings.privacy import Sizes
 from discreet.simulation.client_examples import PartitionedExamples, shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
@@ -52,7 +52,7 @@ def perceptron() -> nn.Module:
 
 
 def vector_of_model(model: nn.Module) -> SecureSum:
-    return round_settings(RUN, Sizes(params_of(model).numel())).release.vector
+    return round_settings(plan_of(RUN, num_params=params_of(model).numel())).release.vector
 
 
 def one_by_one(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> UnopenedSum:
@@ -72,7 +72,7 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     whole = Examples(torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares]))
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
     engine = Engine(shared_examples(whole, torch.device("cpu")), PartitionedExamples(rows), layers, chunk=3, workers=1)
-    with BatchedTransport(RUN, engine, accounts=None, vector=vector) as transport:
+    with BatchedTransport(plan_of(RUN), engine, accounts=None, vector=vector) as transport:
         clear = InTheClear(transport, vector, 3)
         (sealed,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
         return sealed
@@ -80,7 +80,7 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
 
 def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Module) -> list[object]:
     """Everything that the server learns of a run."""
-    how = round_settings(RUN, Sizes(params_of(model).numel()))
+    how = round_settings(plan_of(RUN, num_params=params_of(model).numel()))
     state, left = initial_state(params_of(model), clip_norm=math.inf), list[object]()
     for number in range(1, ROUNDS + 1):
         ask = together if engine == "together" else partial(one_by_one, source=source)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Measured on the default experiment and variations of it: docs/pitfalls.md.
 LARGEST_DRIVE, LARGEST_DRIVE_SHRINKING = 6.5, 23.0

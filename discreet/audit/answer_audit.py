@@ -20,14 +20,13 @@ from discreet.data.datasets import load_task
 from discreet.evaluation.answer_sum import AnswerNoise, answer_round
 from discreet.evaluation.private_statistics import data_query, statistics_noise
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.models.model_check import num_params_of
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.protocol.messages import TrainReply
 from discreet.queries.query import STATISTICS
-from discreet.server.guarantees import guarantees_of, server_mechanism
+from discreet.server.plan import Plan, planned
 from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
-from discreet.server.run_plan import answer_noise, cohort_sampling, evaluation_plan
-from discreet.server.session import checked, evaluation_query
+from discreet.server.run_plan import answers_of, cohort_sampling, evaluation_plan
+from discreet.server.session import evaluation_query, resolve
 from discreet.server.state import initial_state
 from discreet.settings.privacy import PLANNED
 from discreet.settings.rules import ConfigError
@@ -44,26 +43,29 @@ def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
     Raises:
       ConfigError: clients do not rate the model, or there are fewer than two releases.
     """
-    query = evaluation_query(config, load_task(config.data.name, path=config.data.path))
+    plan = planned(config)
+    query = evaluation_query(plan.run, load_task(config.data.name, path=config.data.path))
     if query is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
-    mechanism = server_mechanism(config)
-    if mechanism is None:
+    if plan.mechanism is None:
         raise ConfigError("the answers that clients noise themselves are not audited: only those noised at the server")
-    asked, sampling, paid = config.evaluation, cohort_sampling(config), guarantees_of(config)[0].adjacency
+    asked, paid = config.evaluation, plan.guarantees[0].adjacency
     facts: Facts = {"metrics": ", ".join(asked.metrics), "noise_multiplier": asked.noise_multiplier}
     if asked.cohort == "own":
-        event = mechanism.event(0.0, trains=False, rates=True, sizes=PLANNED)
-        score = _answers(answer_noise(config, query.length), event)
-        return sampled(config, sampling, Release("private evaluation", event, paid, score, facts), releases)
-    resolved, task = checked(config)
-    settings = evaluation_plan(resolved, query).joined
-    user = settings.release
+        event = plan.mechanism.event(0.0, trains=False, rates=True, sizes=PLANNED)
+        how = answers_of(plan, query)
+        assert isinstance(how, AnswerNoise)
+        score = _answers(how, event)
+        return sampled(plan, cohort_sampling(plan), Release("private evaluation", event, paid, score, facts), releases)
+    plan, _ = resolve(config)
+    rated = evaluation_plan(plan)
+    assert rated is not None
+    user = rated.joined.release
     assert isinstance(user, UserPrivacy)
-    score = _joined(resolved, settings, num_params_of(resolved.model.name, task))
+    score = _joined(plan, rated.joined)
     facts = {**facts, "noise_multiplier of the update": user.noise_multiplier}
     release = Release("a round that also rates the model", user.event, paid, score, facts)
-    return sampled(config, sampling, release, releases)
+    return sampled(plan, cohort_sampling(plan), release, releases)
 
 
 def audit_statistics(config: RunConfig, *, releases: int) -> Experiment:
@@ -74,20 +76,16 @@ def audit_statistics(config: RunConfig, *, releases: int) -> Experiment:
       ConfigError: they are not paid for at user level, or there are fewer than two releases.
     """
     client_settings(config).check_server_noise("an audit of statistics")
-    task, asked = load_task(config.data.name, path=config.data.path), config.statistics
-    length = data_query(STATISTICS, config, task).length
+    plan, task, asked = planned(config), load_task(config.data.name, path=config.data.path), config.statistics
+    length = data_query(STATISTICS, plan, task).length
     facts: Facts = {"statistics": ", ".join(asked.of), "noise_multiplier": asked.noise_multiplier}
-    score = _answers(statistics_noise(config, length), asked.event)
+    score = _answers(statistics_noise(plan, length), asked.event)
     everybody = CohortSampling("everyone", 1.0, config.population_size)
-    return sampled(
-        config,
-        everybody,
-        Release("statistics", asked.event, guarantees_of(config)[0].adjacency, score, facts),
-        releases,
-    )
+    release = Release("statistics", asked.event, plan.guarantees[0].adjacency, score, facts)
+    return sampled(plan, everybody, release, releases)
 
 
-def sampled(config: RunConfig, sampling: CohortSampling, release: Release, count: int) -> Experiment:
+def sampled(plan: Plan, sampling: CohortSampling, release: Release, count: int) -> Experiment:
     """With cohorts of a fixed size neighbours replace a client, and a canary that is out sends the opposite."""
 
     def score(included: int, source: RandomSource) -> float:
@@ -96,7 +94,7 @@ def sampled(config: RunConfig, sampling: CohortSampling, release: Release, count
         return release.score(sent if drawn else 0, source.child("noise"))
 
     facts = {**release.facts, "sampling": f"{sampling.kind}, {sampling.probability:g}"}
-    return repeated(config, replace(release, score=score, facts=facts, probability=sampling.probability), count)
+    return repeated(plan, replace(release, score=score, facts=facts, probability=sampling.probability), count)
 
 
 def _answers(how: AnswerNoise, event: DpEvent) -> Score:
@@ -115,11 +113,11 @@ def _answer(sent: int, length: int) -> Tensor:
     return answer
 
 
-def _joined(config: RunConfig, settings: RoundSettings, num_params: int) -> Score:
+def _joined(plan: Plan, settings: RoundSettings) -> Score:
     """Of a round whose cohort also rates the model."""
-    answers, clip_norm = settings.answers, config.privacy.user.clip.norm
+    answers, clip_norm, num_params = settings.answers, plan.clip.norm, plan.num_params
     assert isinstance(answers, AnswerNoise)
-    canaries = draw_canaries(1, num_params, source_of(config.seed).child("audit"))
+    canaries = draw_canaries(1, num_params, source_of(plan.seed).child("audit"))
     auditor, start = Auditor.of(settings, canaries), initial_state(torch.zeros(num_params), clip_norm=clip_norm)
     update = (LONG * clip_norm * canaries.direction(0)).float()
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from discreet.accounting.privacy_ledger import PrivacyLedger
-    from discreet.settings.privacy import PrivacyConfig
+    from discreet.server.plan import Plan
 
 Facts = Mapping[str, str | int | float | bool]
 
@@ -26,9 +26,9 @@ class Claim:
     adjacency: str
 
     @classmethod
-    def of(cls, privacy: PrivacyConfig, spent: PrivacyLedger, adjacency: str) -> Self:
-        """The claim of a ledger at the delta, and by the accountant, of a configuration."""
-        return cls(spent.epsilon(privacy.delta, privacy.accountant), privacy.delta, adjacency)
+    def of(cls, plan: Plan, spent: PrivacyLedger, adjacency: str) -> Self:
+        """The claim of a ledger at the delta, and by the accountant, of a run."""
+        return cls(spent.epsilon(plan.run.delta, plan.run.accountant), plan.run.delta, adjacency)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,10 +25,11 @@ from discreet.models.models import model_for, to_train, trainable
 from discreet.models.scattering import features_of, split_fixed
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of
-from discreet.server.guarantees import noised
+from discreet.server.plan import Plan, planned
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 from discreet.simulation.client_examples import client_examples_of
 from discreet.training.local_training import (
     ExamplePrivacy,
@@ -56,35 +57,34 @@ def audit_examples(config: RunConfig, *, canaries: int, client: int = 0, rounds:
     Raises:
       ConfigError: there is no example-level guarantee, or the client has too few examples.
     """
-    if not noised(config, EXAMPLE):
+    plan = planned(config)
+    if not plan.noised(EXAMPLE):
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
     task = load_task(config.data.name, path=config.data.path)
-    model, examples = model_and_examples(config, task, client)
+    model, examples = model_and_examples(plan.run, task, client)
     if not 1 <= canaries <= len(examples):
         raise ConfigError(f"client {client} has room for 1 .. {len(examples)} canaries (got {canaries})")
-    settings, source = local_settings(client_settings(config), len(examples)), source_of(config.seed).child("audit")
+    settings, source = local_settings(plan.run, len(examples)), source_of(plan.seed).child("audit")
     drawn = draw_canaries(canaries, sum(p.numel() for p in trainable(model)), source.child("canaries"))
     seen = [
         _scores_of(OneClient(model, examples, settings, source.child("round", number)), drawn)
-        for number in range(config.rounds if rounds is None else rounds)
+        for number in range(plan.run.rounds if rounds is None else rounds)
     ]
-    return _experiment(config, settings, len(examples), seen)
+    return _experiment(plan, settings, len(examples), seen)
 
 
-def model_and_examples(config: RunConfig, task: Task, client: int) -> tuple[nn.Module, Examples]:
+def model_and_examples(run: ClientSettings, task: Task, client: int) -> tuple[nn.Module, Examples]:
     """The model before the first round, and a client's examples, behind the part of the model that is fixed."""
-    fixed, model = split_fixed(model_for(config.model.name, task.shape, seed=0))
-    examples = task.train.subset(torch.from_numpy(client_examples_of(task, config.data).examples(client)))
+    fixed, model = split_fixed(model_for(run.model, task.shape, seed=0))
+    examples = task.train.subset(torch.from_numpy(client_examples_of(task, run.data).examples(client)))
     return model, examples if fixed is None else features_of(fixed, examples)
 
 
-def _experiment(config: RunConfig, settings: LocalSettings, count: int, seen: Sequence[Scores]) -> Experiment:
+def _experiment(plan: Plan, settings: LocalSettings, count: int, seen: Sequence[Scores]) -> Experiment:
     private, steps = _private(settings), steps_of(count, settings)
     event, total = example_event(count, settings), steps * len(seen)
     adjacency = ZERO_OUT if private.public_num_examples is None else ADD_OR_REMOVE
-    once, claim = (
-        Claim.of(config.privacy, PrivacyLedger().record(event, number), adjacency) for number in (steps, total)
-    )
+    once, claim = (Claim.of(plan, PrivacyLedger().record(event, number), adjacency) for number in (steps, total))
     facts: Facts = {
         "canaries": len(seen[0].values),
         "examples": count,
@@ -92,7 +92,7 @@ def _experiment(config: RunConfig, settings: LocalSettings, count: int, seen: Se
         "steps": total,
         "batch_size": settings.batch_size,
         "noise_multiplier": private.noise_multiplier,
-        "secure": config.seed is None,
+        "secure": plan.seed is None,
     }
     releases = Releases(total, sampling_probability(count, settings), private.noise_multiplier, claim)
     return Experiment("example level", observed([(once, scores) for scores in seen], claim), facts, releases)

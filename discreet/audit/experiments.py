@@ -12,7 +12,7 @@ from discreet.audit.local_audit import audit_local
 from discreet.audit.masked_audit import audit_secure, audit_shared_step
 from discreet.audit.release_audit import audit_release
 from discreet.audit.user_audit import audit_users
-from discreet.server.guarantees import guarantees_of, mechanisms_of, server_mechanism
+from discreet.server.plan import planned
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
@@ -46,8 +46,9 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
         if asked.of not in (None, USER) or asked.honest:
             raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")
         return audit_federation(config, canaries=asked.canaries or min(half, NODES), runs=asked.runs)
-    of = asked.of or next((each.name for each in guarantees_of(config) if each.enabled), USER)
-    masked = any(each.masked for each in mechanisms_of(config).values())
+    plan = planned(config)
+    of = asked.of or next((each.name for each in plan.guarantees if each.enabled), USER)
+    masked = any(each.masked for each in plan.mechanisms.values())
     if of == EXAMPLE and masked:
         return audit_shared_step(config, releases=releases, client=asked.client)
     if of == EXAMPLE:
@@ -61,8 +62,7 @@ def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
         return audit_secure(config, releases=releases, of_answers=of == "evaluation")
     if of == "evaluation":
         return audit_answers(config, releases=releases)
-    mechanism = server_mechanism(config)
-    if mechanism is not None and mechanism.fixed_norm is not None:  # canaries follow a clip norm that moves
+    if plan.mechanism is not None and plan.mechanism.fixed_norm is not None:  # canaries follow a clip norm that moves
         return audit_release(config, releases=releases)
     canaries = asked.canaries or min(half, MOST_CANARIES)
     return audit_users(config, canaries=canaries, honest=asked.honest, runs=asked.runs)

@@ -30,19 +30,18 @@ from discreet.audit.user_audit import SeenRun, check_noised, experiment_of, said
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.models.model_check import num_params_of
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.protocol.run_lost import RunLostError
-from discreet.server.guarantees import accounts_itself
+from discreet.server.plan import Plan, plan_of, planned
 from discreet.server.run_folder import RunFolder
 from discreet.server.run_plan import round_settings
-from discreet.server.session import check_secure, checked
+from discreet.server.session import check_secure, resolve
 from discreet.server.state import State
 from discreet.settings.extras import require
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, described
+from discreet.settings.run_config import RunConfig
 
 logger = logging.getLogger("discreet")
 
@@ -67,19 +66,18 @@ def audit_federation(config: RunConfig, *, canaries: int = 40, runs: int = 1) ->
       TimeoutError: a process or a node did not start.
     """
     config = in_federation(config, canaries, runs)
-    resolved, task = checked(config)
-    num_params = num_params_of(resolved.model.name, task)
+    plan, _ = resolve(config)
     require(*SERVERS, extra="deployment", why="the gate of a federation")
-    releases = said_first(resolved, canaries * runs)
+    releases = said_first(plan, canaries * runs)
     names = [str(number) for number in range(canaries)]
     with (
         tempfile.TemporaryDirectory(prefix="discreet-audit-") as folder,
         empty_federation(Path(folder), names) as started,
     ):
-        drawn = [draw_canaries(canaries, num_params, secure_source()) for _ in range(runs)]
-        seen = [_one_run(started, config, resolved, f"audited-{n}", each) for n, each in enumerate(drawn, 1)]
+        drawn = [draw_canaries(canaries, plan.num_params, secure_source()) for _ in range(runs)]
+        seen = [_one_run(started, plan, f"audited-{n}", each) for n, each in enumerate(drawn, 1)]
     facts = {"canaries": canaries, "runs": runs, "honest clients": 0}
-    return experiment_of("a federation of processes", resolved, releases, seen, facts)
+    return experiment_of("a federation of processes", plan, releases, seen, facts)
 
 
 def in_federation(config: RunConfig, canaries: int, runs: int) -> RunConfig:
@@ -89,9 +87,10 @@ def in_federation(config: RunConfig, canaries: int, runs: int) -> RunConfig:
     Raises:
       ConfigError: see `audit_federation`.
     """
-    check_noised(config)
-    check_secure(config)
-    if config.sampling.kind == "fixed" or config.evaluation.private or accounts_itself(config):
+    plan = planned(config)
+    check_noised(plan)
+    check_secure(plan.seed)
+    if config.sampling.kind == "fixed" or config.evaluation.private or plan.accounts_itself:
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "
             "privacy.user alone, with aggregation=plain"
@@ -123,7 +122,7 @@ def words_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}={json.dumps(value, ensure_ascii=False)}"
 
 
-def _one_run(federation: Federation, config: RunConfig, resolved: RunConfig, name: str, canaries: Canaries) -> SeenRun:
+def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) -> SeenRun:
     there, run = np.flatnonzero(canaries.included).tolist(), RunFolder(federation.folder / name)
     with ExitStack() as held:
         for index in there:
@@ -137,12 +136,12 @@ def _one_run(federation: Federation, config: RunConfig, resolved: RunConfig, nam
             held.enter_context(node)
         logger.info("%s: %d of %d canaries are in", name, len(there), len(canaries.included))
         kept = held.enter_context(kept_checkpoints(run))
-        federation.run(name, *words_of(described(config)), f"sampling.min_nodes={len(there)}", output=run.path)
+        federation.run(name, *words_of(plan.asked), f"sampling.min_nodes={len(there)}", output=run.path)
         with suppress(TimeoutError):  # told below: with fewer releases than are planned, and what was written last
-            federation.finish(run, seconds=START_SECONDS + resolved.rounds * resolved.server.round_timeout)
-    if len(kept) != resolved.rounds:
+            federation.finish(run, seconds=START_SECONDS + plan.run.rounds * plan.round_timeout)
+    if len(kept) != plan.run.rounds:
         said = federation.says(f"run-{name}").strip().splitlines()
-        raise RunLostError(f"{len(kept)} of {resolved.rounds} releases of {name} were seen: {said[-1] if said else ''}")
+        raise RunLostError(f"{len(kept)} of {plan.run.rounds} releases of {name} were seen: {said[-1] if said else ''}")
     return scored(run, kept, canaries)
 
 
@@ -181,10 +180,10 @@ def kept_checkpoints(run: RunFolder) -> Iterator[list[State]]:
 
 def scored(run: RunFolder, releases: Sequence[State], canaries: Canaries) -> SeenRun:
     """Scores the canaries by the checkpoints after each round and by the rows of metrics.csv."""
-    config, zeros = run.read_config(), torch.zeros_like(releases[0].params)
+    plan, zeros = plan_of(run.read_config()), torch.zeros_like(releases[0].params)
     auditor, start = (
-        Auditor.of(round_settings(config), canaries),
-        State(0, zeros, zeros, config.privacy.user.clip.norm),
+        Auditor.of(round_settings(plan), canaries),
+        State(0, zeros, zeros, plan.clip.norm),
     )
     values = [
         auditor.scores(before, after, row["fraction_below"])

@@ -22,8 +22,9 @@ from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_
 from discreet.privacy import mechanisms
 from discreet.privacy.mechanisms import laplace_step_sensitivity
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
+from discreet.server.plan import planned
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 from discreet.training.local_training import LocalSettings, settings_without_noise
 
 COORDINATES = 8  # of what is released: more show no more, and cost time
@@ -40,27 +41,28 @@ def audit_local(config: RunConfig, *, releases: int, rounds: int = 1) -> Experim
     Raises:
       ConfigError: there is no local privacy, or there are fewer rounds, or fewer than two releases.
     """
-    run = client_settings(config)
+    plan = planned(config)
+    run = plan.run
     if run.local.kind == "none":
         raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
-    if not 1 <= rounds <= config.rounds:
-        raise ConfigError(f"an audit needs 1 .. {config.rounds} rounds (got {rounds})")
-    training, source = settings_without_noise(run.training), source_of(config.seed).child("audit")
+    if not 1 <= rounds <= run.rounds:
+        raise ConfigError(f"an audit needs 1 .. {run.rounds} rounds (got {rounds})")
+    training, source = settings_without_noise(run.training), source_of(plan.seed).child("audit")
     spent, seen, precision = PrivacyLedger(), [], 0.0
     for number in range(1, rounds + 1):
         privacy = round_privacy(run, round_number=number)
         assert privacy is not None
-        claim = Claim.of(config.privacy, PrivacyLedger().record(privacy.event), "replace")
+        claim = Claim.of(plan, PrivacyLedger().record(privacy.event), "replace")
         seen.append((claim, scores_of(_score(privacy, training), releases, source.child("round", number))))
         spent, precision = spent.record(privacy.event), precision + privacy.noise_multiplier**-2
     facts: Facts = {
         "kind": run.local.kind,
         "releases": releases,
         "rounds": rounds,
-        "noise": config.privacy.noise,
-        "secure": config.seed is None,
+        "noise": run.noise,
+        "secure": plan.seed is None,
     }
-    claim = Claim.of(config.privacy, spent, "replace")
+    claim = Claim.of(plan, spent, "replace")
     noise = 1 / math.sqrt(precision) if run.local.kind == "gaussian" else None  # of one Gaussian, as all together are
     return Experiment("local level", observed(seen, claim), facts, Releases(1, 1.0, noise, claim, repeated=True))
 

@@ -33,14 +33,15 @@ from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TRAIN, TrainRequest, Work
 from discreet.queries.query import EVALUATION
-from discreet.server.guarantees import guarantees_of, noised
+from discreet.server.plan import Plan
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_plan import evaluation_plan, round_settings
-from discreet.server.session import checked, evaluation_query, sizes_of
+from discreet.server.session import resolve
 from discreet.server.state import initial_state
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 from discreet.training.losses import loss_of
 
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
@@ -67,23 +68,21 @@ def audit_secure(
       ConfigError: the user level has no secure aggregation with noise, the answers of clients that answer nothing are
         to be audited, or there are fewer than two releases.
     """
-    if not noised(config, USER, masked=True):
+    plan, _ = resolve(config)
+    if not plan.noised(USER, masked=True):
         raise ConfigError("an audit of masked sums needs privacy.user.aggregation=secure, with noise")
-    resolved, task = checked(config)
-    query, sizes, own = evaluation_query(resolved, task), sizes_of(resolved, task), resolved.evaluation.cohort == "own"
-    if of_answers and query is None:
+    rated, own = evaluation_plan(plan), plan.run.evaluation.cohort == "own"
+    if of_answers and rated is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
-    mechanism, work, settings = "a masked sum", TRAIN, round_settings(resolved, sizes)
+    mechanism, work, settings = "a masked sum", TRAIN, round_settings(plan)
     event = settings.release.event
-    if query is not None and (of_answers or not own):
-        plan = evaluation_plan(resolved, query, num_params=sizes.num_params)
-        settings, work, mechanism = plan.joined, Work(query=EVALUATION), "a masked sum that also rates the model"
+    if rated is not None and (of_answers or not own):
+        settings, work, mechanism = rated.joined, Work(query=EVALUATION), "a masked sum that also rates the model"
         event = settings.release.event
         if own:
-            work, mechanism, event = Work(trains=False, query=EVALUATION), "a masked sum of ratings", plan.event
-    score, facts = _user_score(resolved, settings, work, event, make), _facts(_vector(settings), event)
-    adjacency = guarantees_of(resolved)[0].adjacency
-    return repeated(resolved, Release(mechanism, event, adjacency, score, facts), releases)
+            work, mechanism, event = Work(trains=False, query=EVALUATION), "a masked sum of ratings", rated.event
+    score, facts = _user_score(plan, settings, work, event, make), _facts(_vector(settings), event)
+    return repeated(plan, Release(mechanism, event, plan.guarantees[0].adjacency, score, facts), releases)
 
 
 def _facts(vector: SecureSum, event: DpEvent) -> Facts:
@@ -103,14 +102,14 @@ def _sum_of(vector: SecureSum, parts: Sequence[Part], make: MakeVector, source: 
     return UnopenedSum(lambda: vector.centred(total), len(vectors))
 
 
-def _user_score(config: RunConfig, settings: RoundSettings, work: Work, event: DpEvent, make: MakeVector) -> Score:
+def _user_score(plan: Plan, settings: RoundSettings, work: Work, event: DpEvent, make: MakeVector) -> Score:
     """Of one sum: the log-likelihood ratio of in and out, up to a constant and to rounding."""
-    vector, clip_norm = _vector(settings), config.privacy.user.clip.norm
-    canaries = draw_canaries(1, vector.num_params, source_of(config.seed).child("audit").child("direction"))
+    vector, clip_norm = _vector(settings), plan.clip.norm
+    canaries = draw_canaries(1, vector.num_params, source_of(plan.seed).child("audit").child("direction"))
     update = (LONG * clip_norm * canaries.direction(0)).float()
     answer = torch.zeros(max(1, vector.answer_length))
     answer[0] = LONG
-    request = TrainRequest(1, clip_norm, client_settings(config), work=work)
+    request = TrainRequest(1, clip_norm, plan.run, work=work)
     canary = request, Values(update, bool(canaries.bits[0]), answer if work.query else None)
     silent = replace(request, work=Work(trains=False, query=NOTHING)), Values(update)
     start = initial_state(torch.zeros_like(update), clip_norm=clip_norm)
@@ -148,12 +147,12 @@ def audit_shared_step(
       ConfigError: there is no secure aggregation with noise at example level, the client has no example or more than
         it may have, or there are fewer than two releases.
     """
-    if not noised(config, EXAMPLE, masked=True):
+    plan, task = resolve(config)
+    if not plan.noised(EXAMPLE, masked=True):
         raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
-    resolved, task = checked(config)
-    settings = round_settings(resolved, sizes_of(resolved, task))
+    settings = round_settings(plan)
     vector, norm = _vector(settings), settings.release.norm(math.inf)
-    request, params, without, within = step_parts(resolved, task, client)
+    request, params, without, within = step_parts(plan, task, client)
     added, start = within.update - without.update, initial_state(params, clip_norm=math.inf)
     silent = replace(without, update=torch.zeros_like(added))
 
@@ -165,24 +164,24 @@ def audit_shared_step(
         unknown = noised_sum(settings, start, after) - without.update
         return float(unknown @ added) / (norm * vector.noise_stddev) ** 2
 
-    adjacency = guarantees_of(resolved)[1].adjacency
-    release = Release("a step that clients share", vector.event, adjacency, score, _facts(vector, vector.event))
-    return repeated(resolved, release, releases)
+    facts = _facts(vector, vector.event)
+    release = Release("a step that clients share", vector.event, plan.guarantees[1].adjacency, score, facts)
+    return repeated(plan, release, releases)
 
 
-def step_parts(config: RunConfig, task: Task, client: int) -> tuple[TrainRequest, Tensor, Values, Values]:
+def step_parts(plan: Plan, task: Task, client: int) -> tuple[TrainRequest, Tensor, Values, Values]:
     """The request of a run's first step, its parameters, and a client's answer without the canary and with it.
 
     Raises:
       ConfigError: the client has no example, or more than it may have.
     """
-    model, examples = model_and_examples(config, task, client)
+    model, examples = model_and_examples(plan.run, task, client)
     if len(examples) == 0:
         raise ConfigError(f"client {client} has no example that could be a canary")
-    request, params = TrainRequest(1, math.inf, client_settings(config)), flatten_parameters(model)
-    canary = _worst_of(examples, model, config)
+    request, params = TrainRequest(1, math.inf, plan.run), flatten_parameters(model)
+    canary = _worst_of(examples, model, plan.run)
     more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))
-    nodes = (Client(model, share, None, ClientPolicy(), source_of(config.seed)) for share in (examples, more))
+    nodes = (Client(model, share, None, ClientPolicy(), source_of(plan.seed)) for share in (examples, more))
     try:
         without, within = (node._values(request, params)[0] for node in nodes)  # no client of a run gives them away
     except Refused as refusal:
@@ -190,11 +189,11 @@ def step_parts(config: RunConfig, task: Task, client: int) -> tuple[TrainRequest
     return request, params, without, within
 
 
-def _worst_of(examples: Examples, model: nn.Module, config: RunConfig) -> Examples:
+def _worst_of(examples: Examples, model: nn.Module, run: ClientSettings) -> Examples:
     """The one of the first examples whose gradient is the longest, with far larger inputs if they are numbers."""
     few = examples.subset(torch.arange(min(LOOKED_AT, len(examples))))
     if few.inputs.is_floating_point():
         few = Examples(few.inputs * LONG, few.targets)
-    clip, loss = config.privacy.example.clip_norm, loss_of(config.task)
+    clip, loss = run.example.clip_norm, loss_of(run.task)
     _, norms = clipped_gradient_sum(model, few.inputs, targets=few.targets, clip_norm=clip, loss=loss)
     return few.subset(norms.nan_to_num(posinf=0.0).argmax().reshape(1))

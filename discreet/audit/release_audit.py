@@ -9,16 +9,13 @@ from discreet.audit.answer_audit import sampled
 from discreet.audit.canaries import draw_canaries, noised_sum
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.repeated_release import Release
+from discreet.audit.user_audit import check_noised
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.protocol.messages import TrainReply
-from discreet.server.guarantees import guarantees_of, noised
 from discreet.server.round import dp_fedavg_round
-from discreet.server.run_context import first_clip_norm
 from discreet.server.run_plan import cohort_sampling, round_settings
-from discreet.server.session import checked, sizes_of
+from discreet.server.session import resolve
 from discreet.server.state import initial_state
-from discreet.settings.privacy import USER
-from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 
 LONG = 1e4  # times the clip norm
@@ -31,15 +28,13 @@ def audit_release(config: RunConfig, *, releases: int) -> Experiment:
     Raises:
       ConfigError: there is no guarantee with noise at user level, or there are fewer than two releases.
     """
-    if not noised(config, USER):
-        raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
-    resolved, task = checked(config)
-    sizes = sizes_of(resolved, task)
-    settings, nothing = round_settings(resolved, sizes), torch.zeros(sizes.num_params)
-    start = initial_state(nothing, clip_norm=first_clip_norm(resolved))
-    canaries = draw_canaries(1, sizes.num_params, source_of(config.seed).child("audit").child("direction"))
+    plan, _ = resolve(config)
+    check_noised(plan)
+    settings, nothing = round_settings(plan), torch.zeros(plan.num_params)
+    start = initial_state(nothing, clip_norm=plan.first_clip_norm)
+    canaries = draw_canaries(1, plan.num_params, source_of(plan.seed).child("audit").child("direction"))
     update = LONG * start.clip_norm * canaries.direction(0).float()
-    total = settings.release.empty(sizes.num_params, start.clip_norm)
+    total = settings.release.empty(plan.num_params, start.clip_norm)
     total.take(TrainReply(1, update, below=False))
     part = total.part()
     added = part.values.double() * (1.0 if part.grid is None else part.grid.step)
@@ -49,8 +44,8 @@ def audit_release(config: RunConfig, *, releases: int) -> Experiment:
         after, _ = dp_fedavg_round(start, replies, settings, source=source, charge=lambda _: None)
         return float(noised_sum(settings, start, after) @ added) / float(added.square().sum())
 
-    event, paid = settings.release.event, guarantees_of(resolved)[0].adjacency
+    event, paid = settings.release.event, plan.guarantees[0].adjacency
     assert event is not None
     facts: Facts = {"noise_multiplier": settings.release.sum_noise}
     release = Release("one round of the mechanism", event, paid, score, facts)
-    return sampled(resolved, cohort_sampling(resolved), release, releases)
+    return sampled(plan, cohort_sampling(plan), release, releases)

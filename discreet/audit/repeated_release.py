@@ -15,8 +15,8 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Observation, Releases, Scores
 from discreet.audit.verdict import outlook
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.server.plan import Plan
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
 
 logger = logging.getLogger("discreet")
 
@@ -45,17 +45,17 @@ class Release:
     probability: float = 1.0
 
 
-def repeated(config: RunConfig, release: Release, count: int) -> Experiment:
+def repeated(plan: Plan, release: Release, count: int) -> Experiment:
     """Scores `count` releases with the canary and as many without. How small a fault so many find is logged first.
 
     Raises:
       ConfigError: fewer than two releases.
     """
-    claim = Claim.of(config.privacy, PrivacyLedger().record(release.event), release.adjacency)
+    claim = Claim.of(plan, PrivacyLedger().record(release.event), release.adjacency)
     releases = Releases(1, release.probability, noise_multiplier_of(release.event), claim, repeated=True)
     logger.info("%s", outlook(releases, count))
-    scores = scores_of(release.score, count, source_of(config.seed).child("audit"))
-    facts = {**release.facts, "releases": count, "secure": config.seed is None}
+    scores = scores_of(release.score, count, source_of(plan.seed).child("audit"))
+    facts = {**release.facts, "releases": count, "secure": plan.seed is None}
     return Experiment(release.mechanism, (Observation("run", claim, scores),), facts, releases)
 
 

@@ -21,13 +21,14 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
+from discreet.data.examples import Task
 from discreet.evaluation.private_evaluation import Unrated
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import take_all
 from discreet.protocol.messages import TRAIN, TrainReply, Work
-from discreet.server.guarantees import guarantees_of, noised
-from discreet.server.run_plan import plan_of, round_settings
-from discreet.server.session import checked, prepare
+from discreet.server.plan import Plan
+from discreet.server.run_plan import round_settings
+from discreet.server.session import opened, resolve
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Brought, RoundReport, Transport
@@ -59,7 +60,10 @@ def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, 
     Raises:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
     """
-    check_noised(config)
+    # No account of a population is charged: the releases are thrown away.
+    user = replace(config.privacy.user, account=None)
+    plan, task = resolve(replace(config, privacy=replace(config.privacy, user=user)))
+    check_noised(plan)
     if not 1 <= canaries <= config.population_size or runs < 1:
         raise ConfigError(
             f"an audit needs 1 .. {config.population_size} canaries, members of the population, and at least one run "
@@ -69,73 +73,67 @@ def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, 
     honest = most if honest is None else honest
     if not 0 <= honest <= most:
         raise ConfigError(f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})")
-    # No account of a population is charged: the releases are thrown away.
-    user = replace(config.privacy.user, account=None)
-    resolved = checked(replace(config, privacy=replace(config.privacy, user=user)))[0]
-    releases = said_first(resolved, canaries * runs)
-    seeds = [None if resolved.seed is None else resolved.seed + number for number in range(runs)]
-    seen = [_one_run(replace(resolved, seed=seed), canaries, honest) for seed in seeds]
+    releases = said_first(plan, canaries * runs)
+    seeds = [None if plan.seed is None else plan.seed + number for number in range(runs)]
+    seen = [_one_run(replace(plan, seed=seed), task, canaries, honest) for seed in seeds]
     facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
-    return experiment_of("user level", resolved, releases, seen, facts)
+    return experiment_of("user level", plan, releases, seen, facts)
 
 
-def check_noised(config: RunConfig) -> None:
+def check_noised(plan: Plan) -> None:
     """Raises ConfigError unless there is a user-level guarantee."""
-    if not noised(config, USER):
+    if not plan.noised(USER):
         raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
 
 
-def said_first(resolved: RunConfig, canaries: int) -> Releases:
+def said_first(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
-    user, rounds = _user(resolved), resolved.rounds
-    probability = 1.0 if resolved.sampling.kind == "everyone" else resolved.sampling_probability
-    claim = _claim(resolved, PrivacyLedger().record(user.event, rounds))
-    releases = Releases(rounds, probability, user.noise_multiplier, claim)
+    user, rounds = _user(plan), plan.run.rounds
+    claim = _claim(plan, PrivacyLedger().record(user.event, rounds))
+    releases = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim)
     logger.info("%s", outlook(releases, canaries, rounds=rounds))
     return releases
 
 
-def experiment_of(
-    mechanism: str, resolved: RunConfig, releases: Releases, seen: Sequence[SeenRun], facts: Facts
-) -> Experiment:
+def experiment_of(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts) -> Experiment:
     """The findings of runs with different canaries together: each round, then all of them, by their ledger."""
-    user, rounds = _user(resolved), []
-    claim, run_claim = (_claim(resolved, spent) for spent in (PrivacyLedger().record(user.event), seen[-1][1]))
+    user, rounds = _user(plan), []
+    claim, run_claim = (_claim(plan, spent) for spent in (PrivacyLedger().record(user.event), seen[-1][1]))
     for same in zip(*(scores for scores, _ in seen), strict=True):
         values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
         rounds.append((claim, Scores(values, included, same[0].centred)))
     more: Facts = {
-        "population_size": resolved.population_size,
-        "sampling": f"{resolved.sampling.kind}, {resolved.sampling_probability:g}",
+        "population_size": plan.run.user.population_size,
+        "sampling": f"{plan.run.user.sampling}, {plan.run.user.probability:g}",
         "rounds": len(rounds),
         "noise_multiplier": user.noise_multiplier,
-        "clip": resolved.privacy.user.clip.kind,
-        "secure": resolved.seed is None,
+        "clip": plan.clip.kind,
+        "secure": plan.seed is None,
     }
     return Experiment(mechanism, observed(rounds, run_claim), {**facts, **more}, releases)
 
 
-def _user(resolved: RunConfig) -> UserPrivacy:
-    user = round_settings(resolved).release
+def _user(plan: Plan) -> UserPrivacy:
+    user = round_settings(plan).release
     assert isinstance(user, UserPrivacy)
     return user
 
 
-def _claim(config: RunConfig, spent: PrivacyLedger) -> Claim:
-    return Claim.of(config.privacy, spent, guarantees_of(config)[0].adjacency)
+def _claim(plan: Plan, spent: PrivacyLedger) -> Claim:
+    return Claim.of(plan, spent, plan.guarantees[0].adjacency)
 
 
-def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
+def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
-        config = replace(config, output_dir=f"{folder}/run", resume=False)
-        session = prepare(config, simulated=True, held=held, resolved=config)
-        context, num_params = session.context, session.context.state.params.numel()
-        plan = plan_of(config, num_params=num_params, chance_loss=math.inf)
-        canaries = draw_canaries(count, num_params, context.source.child("canaries"))
-        inner, replaced = virtual_clients(session, held) if honest else None, config.sampling.kind == "fixed"
-        transport = CanaryTransport(inner, canaries, honest=honest, user=_user(config), replaced=replaced)
-        auditor, rounds = Auditor.of(plan.settings, canaries), list[Scores]()
+        # Clients rate no model: the canaries would have no answer.
+        plan = replace(plan, output=f"{folder}/run", resume=False, query=None, chance_loss=math.inf)
+        session = opened(plan, task, simulated=True, held=held)
+        context, user = session.context, _user(plan)
+        canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))
+        inner, replaced = virtual_clients(session, held) if honest else None, plan.run.user.sampling == "fixed"
+        transport = CanaryTransport(inner, canaries, honest=honest, user=user, replaced=replaced)
+        auditor, rounds = Auditor.of(round_settings(plan), canaries), list[Scores]()
         before, after = context.state, context.state
 
         def evaluate(now: State) -> Unrated:
@@ -147,7 +145,7 @@ def _one_run(config: RunConfig, count: int, honest: int) -> SeenRun:
             values = auditor.scores(before, after, row["fraction_below"], transport.others)
             rounds.append(Scores(values, canaries.included, centred=not replaced))
 
-        TrainingRun(context, plan, transport=transport, evaluate=evaluate, on_round=score).run()
+        TrainingRun(context, transport=transport, evaluate=evaluate, on_round=score).run()
         return rounds, context.ledger.spent(USER)
 
 

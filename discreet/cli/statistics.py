@@ -37,6 +37,6 @@ def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTI
     client_settings(config).check_server_noise("discreet statistics")
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        config, task = session.config, load_task(config.data.name, path=config.data.path)
-        answers = data_answers(data_query(STATISTICS, config, task), config, task)
+        plan, task = session.plan, load_task(config.data.name, path=config.data.path)
+        answers = data_answers(data_query(STATISTICS, plan, task), plan, task)
         print(written_statistics(session.context, task, answers), end="")

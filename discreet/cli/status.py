@@ -20,11 +20,10 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import json_ready
 from discreet.mechanisms.mechanism import terms_of
 from discreet.queries.scores import SCORES, Rated, rated_in, score_columns
-from discreet.server.guarantees import mechanisms_of
+from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.privacy import GUARANTEES
-from discreet.settings.run_config import RunConfig
 
 Facts = dict[str, Any]
 
@@ -48,37 +47,37 @@ def status_facts(folder: RunFolder) -> Facts:
       ConfigError: the folder holds no run.
       LedgerError: its ledger is damaged.
     """
-    config, status, rows = folder.read_config(), read_status(folder), folder.read_metrics()
+    plan, status, rows = plan_of(folder.read_config()), read_status(folder), folder.read_metrics()
     row = rows[-1] if rows else {}
     facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}
-    facts |= {"round": int(row.get("round") or 0), "rounds": status.rounds if status else config.rounds}
+    facts |= {"round": int(row.get("round") or 0), "rounds": status.rounds if status else plan.run.rounds}
     if status:
         since = datetime.now(UTC) - datetime.fromisoformat(status.updated)
         facts |= {"seconds_since_update": round(since.total_seconds()), "failures": dict(status.failures)}
         for name in ("reason", "nodes", "last_failure", "last_failure_round"):
             facts[name] = getattr(status, name)
     facts |= {name: row.get(name) for name in (*score_columns([row]), "loss", "cohort", "replies")}
-    facts["epsilon"] = _epsilons(folder, config, row)
+    facts["epsilon"] = _epsilons(folder, plan, row)
     rated = ((each["round"], rated_in(each)) for each in reversed(rows))
     ratings = ({"round": int(at or 0), "numbers": list(map(asdict, found))} for at, found in rated if found)
-    return facts | {"account": _account(config), "rating": next(ratings, None)}
+    return facts | {"account": _account(plan), "rating": next(ratings, None)}
 
 
-def _epsilons(folder: RunFolder, config: RunConfig, row: Any) -> dict[str, Facts | None]:
+def _epsilons(folder: RunFolder, plan: Plan, row: Any) -> dict[str, Facts | None]:
     """The spending of each guarantee; None if it is off."""
-    privacy, found = config.privacy, dict[str, Facts | None].fromkeys(GUARANTEES)
-    for name, mechanism in mechanisms_of(config).items():
+    found = dict[str, Facts | None].fromkeys(GUARANTEES)
+    for name, mechanism in plan.mechanisms.items():
         spent = row.get(f"epsilon_{name}") or 0.0
         if not mechanism.reported and folder.ledger_path.exists():
-            spent = DurableLedger(folder.ledger_path).spent(name).epsilon(privacy.delta, privacy.accountant)
-        of_all_runs = not mechanism.reported and privacy.user.account is not None
+            spent = DurableLedger(folder.ledger_path).spent(name).epsilon(plan.run.delta, plan.run.accountant)
+        of_all_runs = not mechanism.reported and plan.account is not None
         found[name] = _spending(spent, None if of_all_runs else terms_of(mechanism).budget)
     return found
 
 
-def _account(config: RunConfig) -> Facts | None:
+def _account(plan: Plan) -> Facts | None:
     """The spending of all runs on the population; None if the run charges no account."""
-    account = PopulationAccount.of(config)
+    account = PopulationAccount.of(plan)
     if account is None:
         return None
     whose = {"population": account.population.name, "file": str(account.path), "runs": len(account.runs())}

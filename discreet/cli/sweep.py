@@ -20,7 +20,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.deployment.interruption import override
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
-from discreet.settings.compose import hydra_on_conf, load_config
+from discreet.settings.compose import hydra_on_conf, load_config, parse_config
+from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import check, simulate
@@ -82,21 +83,21 @@ class Sweep:
                 config = load_config(overrides, of_sweep=True)
                 if config.output_dir is not None:
                     raise ConfigError("output_dir is chosen by a sweep: give hydra.sweep.dir=FOLDER")
-                resolved = check(config)
+                decided = parse_config(check(config).written).privacy
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            found.append(Job(name, folder, config, partial(_run, config, resolved, folder, name)))
+            found.append(Job(name, folder, config, partial(_run, config, decided, folder, name)))
         return found
 
 
-def _run(config: RunConfig, resolved: RunConfig, files: RunFolder, name: str) -> None:
+def _run(config: RunConfig, decided: PrivacyConfig, files: RunFolder, name: str) -> None:
     if state_of(files) in OVER and (files.path / "privacy.json").exists():
         logger.info("%s has ended already, and is kept", name)
         return
     logger.info("%s", name)
     begun = files.ledger_path.exists() or (files.path / "config.yaml").exists()
     mine = replace(config, output_dir=str(files.path), resume=begun)
-    simulate(mine, resolved=replace(mine, privacy=resolved.privacy), progress=sys.stdout)
+    simulate(mine, decided=decided, progress=sys.stdout)
 
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:

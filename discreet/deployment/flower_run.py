@@ -29,7 +29,7 @@ from discreet.server.run_folder import (
     state_of,
     with_output_folder,
 )
-from discreet.server.session import checked
+from discreet.server.session import resolve
 from discreet.settings.extras import require
 from discreet.simulation.processes import ray_environment, scratch_folder, tied
 
@@ -119,10 +119,10 @@ def run_app(words: Sequence[str], *, program: str) -> int:
     log_to(sys.stderr)
     require("ray", extra="simulation", why="Flower's simulation")
     config = with_output_folder(run_config(words))
-    run = check_output(config)
-    resolved, _ = checked(config)
-    if config.resume:
-        run.check_ledgers(resolved, simulated=True)
+    run = check_output(config.output_dir, resume=config.resume)
+    plan, _ = resolve(config)
+    if plan.resume:
+        run.check_ledgers(plan, simulated=True)
     print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {run.path}", file=sys.stderr)
     before, folder, nodes = read_status(run), Path.cwd(), min(config.data.num_clients, MOST_NODES)
     with resumable(run, *program.split()):

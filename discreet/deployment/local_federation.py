@@ -33,7 +33,7 @@ from discreet.logs import log_to
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.resuming import run_config
 from discreet.server.run_folder import RunFolder, check_output, read_status, state_of, with_output_folder
-from discreet.server.session import check_secure, checked
+from discreet.server.session import check_secure, resolve
 from discreet.settings.extras import require
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError
@@ -285,9 +285,9 @@ def main(words: Sequence[str]) -> int:
         config = with_output_folder(run_config(arguments.overrides, defaults=defaults))
         app_folder()
         require(*SERVERS, extra="deployment", why="the gate of a federation")
-        run = check_output(config)
-        check_secure(config)
-        checked(config)
+        run = check_output(config.output_dir, resume=config.resume)
+        check_secure(config.seed)
+        resolve(config)
         for ledger in node_ledgers(run, len(nodes)) if config.resume else ():
             DurableLedger(ledger).check()
     except (ConfigError, LedgerError) as error:

@@ -16,8 +16,6 @@ from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import Sums
-from discreet.settings.privacy import PRIVACY_DRAWS
-from discreet.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -55,22 +53,6 @@ class AnswerNoise:
     def stddev(self) -> float:
         """Of the noise on each coordinate of the sum."""
         return self.noise_multiplier * SENSITIVITY
-
-
-def server_noise(
-    config: RunConfig, length: int, *, expected_cohort: float, noise_multiplier: float, probability: float = 1.0
-) -> AnswerNoise:
-    """The noise of a run's server on a sum of answers of so many numbers: on the grid, in float or by secure sum, as on
-    updates."""
-    return AnswerNoise(
-        length,
-        expected_cohort,
-        noise_multiplier,
-        draws=PRIVACY_DRAWS.get(config.privacy.noise, 1),
-        on_grid=config.privacy.noise == "grid",
-        largest_cohort=config.population_size,
-        probability=probability,
-    )
 
 
 @dataclass(frozen=True)

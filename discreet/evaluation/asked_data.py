@@ -12,7 +12,6 @@ from discreet.evaluation.private_statistics import data_query, needs_normaliser,
 from discreet.mechanisms.sums import Replies
 from discreet.protocol.messages import Work
 from discreet.queries.query import NORMALISE, Query
-from discreet.server.run_context import first_clip_norm
 from discreet.server.session import Session
 from discreet.server.transport import RoundReport, Transport
 
@@ -25,7 +24,7 @@ def answers_by(transport: Transport, session: Session, name: str) -> Replies:
     """What all clients that can be asked answer to a question about their data, as it comes. They get no parameters."""
     members, report = list(transport.members()), RoundReport()
     asked = Work(trains=False, query=name)
-    clip_norm, nothing = first_clip_norm(session.config), torch.zeros(0)
+    clip_norm, nothing = session.plan.first_clip_norm, torch.zeros(0)
     replies = transport.ask(round_number=1, params=nothing, clip_norm=clip_norm, cohort=members, work=asked)
     yield from report.accept(replies)
     report.log_failures()
@@ -40,8 +39,9 @@ def normalised(session: Session, answers: Answers) -> Session:
     Raises:
       ConfigError: asking would pass the budget; nobody is asked then.
     """
-    config, task = session.config, session.task
-    if not needs_normaliser(config):
+    plan, task = session.plan, session.task
+    if not needs_normaliser(plan):
         return session
-    config = with_normaliser(session.context, task, answers(data_query(NORMALISE, config, task)))
-    return replace(session, context=replace(session.context, config=config), task=normaliser_in(config).task(task))
+    plan = with_normaliser(session.context, task, answers(data_query(NORMALISE, plan, task)))
+    task = normaliser_in(plan.run.normaliser).task(task)
+    return replace(session, context=replace(session.context, plan=plan), task=task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,17 +11,19 @@ from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task
 from discreet.data.folder import FOLDER, SCALE
 from discreet.data.normalising import Normaliser, normaliser_of
-from discreet.evaluation.answer_sum import AnswerNoise, answer_round, server_noise
+from discreet.evaluation.answer_sum import AnswerNoise, answer_round
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.sums import Replies
 from discreet.queries.query import NORMALISE, Query, Sums, query_of, shape_of_data
-from discreet.queries.statistic_answers import DataShape, normaliser_from
+from discreet.queries.statistic_answers import normaliser_from
+from discreet.server.plan import Plan
 from discreet.server.run_context import RunContext
-from discreet.settings.data import NormaliserConfig
+from discreet.server.run_plan import server_noise
+from discreet.settings.data import NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -31,29 +33,18 @@ BEFORE = 0  # the round that a ledger names for what is asked before the first o
 logger = logging.getLogger("discreet")
 
 
-def data_shape(config: RunConfig, task: Task) -> DataShape:
-    """What is public of the data that statistics are about.
-
-    Raises:
-      ConfigError: their range is not given, or statistics of such data are not known.
-    """
-    return shape_of_data(with_range(config).statistics, task.shape)
+def with_range(asked: StatisticsConfig, data: str, path: str | None) -> StatisticsConfig:
+    """What is asked of data by their name, with the public range of inputs, which clients are told: that of the data,
+    unless it is given. Without one if the data declare none."""
+    declared = declared_range(data, path) if asked.low is None else None
+    return asked if declared is None else replace(asked, low=declared[0], high=declared[1])
 
 
-def with_range(config: RunConfig) -> RunConfig:
-    """The configuration with the public range of inputs, which clients are told: that of the data, unless it is given.
-    Without one if the data declare none."""
-    asked = config.statistics
-    declared = declared_range(config) if asked.low is None else None
-    return config if declared is None else replace(config, statistics=replace(asked, low=declared[0], high=declared[1]))
-
-
-def declared_range(config: RunConfig) -> tuple[float, float] | None:
+def declared_range(data: str, path: str | None) -> tuple[float, float] | None:
     """In which the data declare that all inputs lie, as a model reads them; None if they do not."""
-    if config.data.name == FOLDER and config.data.path is not None:
-        folder = Path(config.data.path).expanduser().resolve()
-        return SCALE if read_description(folder).low is not None else None
-    shape = SHAPES.get(config.data.name)
+    if data == FOLDER and path is not None:
+        return SCALE if read_description(Path(path).expanduser().resolve()).low is not None else None
+    shape = SHAPES.get(data)
     return None if shape is None or shape.num_tokens else shape.scale
 
 
@@ -71,35 +62,32 @@ def with_constants(config: RunConfig, task: Task) -> RunConfig:
         return config
     if kind != "none" and config.model.name == "scattering":
         raise ConfigError("data.normalise must be none with model.name=scattering, whose transform reads plain pixels")
-    shape = data_shape(config, task)
+    statistics = with_range(config.statistics, config.data.name, config.data.path)
+    shape = shape_of_data(statistics, task.shape)
     if means is not None and len(means) != shape.columns:
         raise ConfigError(f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})")
     if kind == "private" and means is not None and not config.resume:
         raise ConfigError("normaliser.means must be left out with data.normalise=private: clients are asked for them")
     if kind != "public" or means is not None:
-        return with_range(config)
+        return replace(config, statistics=statistics)
     middle, half = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
     return replace(config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns))
 
 
-def normaliser_in(config: RunConfig) -> Normaliser:
-    """What a configuration normalises inputs by, if that is known."""
-    return normaliser_of(config.normaliser.means, config.normaliser.deviations)
+def normaliser_in(found: NormaliserConfig) -> Normaliser:
+    """What inputs are normalised by, if that is known."""
+    return normaliser_of(found.means, found.deviations)
 
 
-def needs_normaliser(config: RunConfig) -> bool:
-    """Whether clients have to be asked before the first round."""
-    return config.data.normalise == "private" and config.normaliser.means is None
+def needs_normaliser(plan: Plan) -> bool:
+    """True if clients have to be asked before the first round."""
+    return plan.run.data.normalise == "private" and plan.run.normaliser.means is None
 
 
-def statistics_noise(config: RunConfig, length: int) -> AnswerNoise:
+def statistics_noise(plan: Plan, length: int) -> AnswerNoise:
     """How the sum of everybody's answers of so many numbers is released."""
-    return server_noise(
-        config,
-        length,
-        expected_cohort=float(config.population_size),
-        noise_multiplier=config.statistics.noise_multiplier,
-    )
+    everybody, noise_multiplier = float(plan.run.user.population_size), plan.run.statistics.noise_multiplier
+    return server_noise(plan, length, expected_cohort=everybody, noise_multiplier=noise_multiplier)
 
 
 def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
@@ -109,13 +97,13 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
     Raises:
       ConfigError: it would pass the budget; nobody is asked then.
     """
-    event = run.config.statistics.event
+    event = run.plan.run.statistics.event
     _check_budget(run, event)
     # What is asked again draws anew: the same noise on two sums would give their difference away.
     source = run.source.child(name, run.ledger.spent(USER).num_releases)
     return answer_round(
         answers,
-        statistics_noise(run.config, query.length),
+        statistics_noise(run.plan, query.length),
         event=event,
         source=source,
         charge=lambda event: run.ledger.charge([Charge(BEFORE, USER, "", event)]),
@@ -126,31 +114,34 @@ def _check_budget(run: RunContext, event: DpEvent) -> None:
     """Raises ConfigError if asking would pass the budget of the run, or of all runs if it charges an account."""
     try:
         what = "asking clients about their data"
-        require_room_for(Charge(BEFORE, USER, "", event), what, ledger=run.ledger, privacy=run.config.privacy)
+        require_room_for(Charge(BEFORE, USER, "", event), what, ledger=run.ledger, budget=run.plan.budget())
     except BudgetSpent as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
 
 
-def data_query(name: str, config: RunConfig, task: Task) -> Query:
+def data_query(name: str, plan: Plan, task: Task) -> Query:
     """What clients are asked of their data, by its name in `OF_DATA`.
 
     Raises:
       ConfigError: such data have no such statistics, or no range.
     """
-    return query_of(name, client_settings(with_range(config)), task.shape)
+    ranged = with_range(plan.run.statistics, plan.run.data.name, plan.data_path)
+    return query_of(name, replace(plan.run, statistics=ranged), task.shape)
 
 
-def with_normaliser(run: RunContext, task: Task, answers: Replies) -> RunConfig:
-    """The configuration with the means and deviations of inputs that clients' answers to NORMALISE give. It is
-    written to the run folder, so that a run that goes on does not ask again.
+def with_normaliser(run: RunContext, task: Task, answers: Replies) -> Plan:
+    """The plan with the means and deviations of inputs that clients' answers to NORMALISE give. They are written to the
+    run folder, so that a run that goes on does not ask again.
 
     Raises:
       ConfigError: asking would pass the budget.
     """
-    config, query = run.config, data_query(NORMALISE, run.config, task)
+    plan, query = run.plan, data_query(NORMALISE, run.plan, task)
     sums = ask(run, query, answers, name=NORMALISE)
-    found = normaliser_from(query.read(sums), data_shape(config, task))
-    config = replace(config, normaliser=NormaliserConfig(list(found.means), list(found.deviations)))
-    run.folder.write_config(replace(config, output_dir=str(run.folder.path), resume=False))
+    ranged = with_range(plan.run.statistics, plan.run.data.name, plan.data_path)
+    found = normaliser_from(query.read(sums), shape_of_data(ranged, task.shape))
+    normaliser = NormaliserConfig(list(found.means), list(found.deviations))
+    written = {**plan.written, "normaliser": asdict(normaliser)}
+    run.folder.write_config(written)
     logger.info("inputs are normalised by %d means and deviations that clients were asked for", len(found.means))
-    return config
+    return replace(plan, run=replace(plan.run, normaliser=normaliser), written=written)

@@ -12,7 +12,6 @@ from discreet.logs import json_ready
 from discreet.mechanisms.sums import Replies
 from discreet.queries.answers import Estimate
 from discreet.queries.query import STATISTICS
-from discreet.server.guarantees import guarantees_of
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import replace_file
 from discreet.settings.privacy import USER
@@ -27,7 +26,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     Raises:
       ConfigError: asking would pass the budget; nobody is asked then.
     """
-    query = data_query(STATISTICS, run.config, task)
+    query = data_query(STATISTICS, run.plan, task)
     sums = ask(run, query, answers, name=STATISTICS)
     found = query.read(sums)
     spent = _price(run)
@@ -38,15 +37,15 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
 
 def _price(run: RunContext) -> dict[str, object]:
     """What the ledger holds with these statistics."""
-    privacy, user = run.config.privacy, guarantees_of(run.config)[0]
+    told, user = run.plan.run, run.plan.guarantees[0]
     return {
-        "noise_multiplier": run.config.statistics.noise_multiplier,
+        "noise_multiplier": told.statistics.noise_multiplier,
         "unit": user.unit,
         "adjacency": user.adjacency,
-        "delta": privacy.delta,
-        "epsilon": run.ledger.spent(USER).epsilon(privacy.delta, privacy.accountant),
-        "accountant": privacy.accountant,
-        "protects_nobody": run.config.seed is not None,
+        "delta": told.delta,
+        "epsilon": run.ledger.spent(USER).epsilon(told.delta, told.accountant),
+        "accountant": told.accountant,
+        "protects_nobody": run.plan.seed is not None,
     }
 
 

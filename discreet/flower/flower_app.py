@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,12 +29,11 @@ from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.protocol.messages import VirtualClient
 from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
-from discreet.server.guarantees import accounts_itself, resolve_noise
 from discreet.server.noise_outlook import check_noise
+from discreet.server.plan import Plan, plan_of, resolve_noise
 from discreet.server.resuming import same_settings
 from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder, check_output, replace_file
-from discreet.server.run_plan import plan_of
 from discreet.server.session import check_secure
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
@@ -189,40 +187,39 @@ class FlowerApp:
         """The run whose configuration is `asked`, with its folder open. `evaluation` gets the layout and the loss that
         the run started with."""
         layout = evaluation.layout
-        config = self._resolved(asked, Sizes(layout.num_params), simulated=simulated)
-        folder = check_output(config)
-        resumed = _read_arrays(folder, layout) if config.resume else None
-        check_noise(asked, num_params=layout.num_params, resolved=config)
+        plan = self._resolved(asked, layout.num_params, simulated=simulated)
+        folder = check_output(plan.output, resume=plan.resume)
+        resumed = _read_arrays(folder, layout) if plan.resume else None
+        check_noise(plan, lambda rounds: _plan(resolve_noise(replace(asked, rounds=rounds)), asked, layout.num_params))
         evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
-        own_keys = simulated and accounts_itself(config)
-        params = evaluation.layout.vector(arrays)
-        run = open_run(config, asked=asked, params=params, simulated=own_keys, held=held)
+        plan = plan if evaluation.loss is None else replace(plan, chance_loss=evaluation.loss)
+        run = open_run(plan, params=evaluation.layout.vector(arrays), simulated=simulated, held=held)
         if resumed is None:
             _write_arrays(run.folder, layout, evaluation.loss)
         return replace(run, says=in_arguments)
 
-    def _resolved(self, asked: RunConfig, sizes: Sizes, *, simulated: bool) -> RunConfig:
+    def _resolved(self, asked: RunConfig, num_params: int, *, simulated: bool) -> Plan:
         if not simulated:
-            check_secure(asked)
+            check_secure(asked.seed)
         if asked.resume:
-            return same_settings(asked)
-        config = resolve_noise(asked, sizes)
-        check_search(config, count_stddev(client_settings(config)))
-        return config
+            return _plan(same_settings(asked), asked, num_params)
+        decided = resolve_noise(asked, Sizes(num_params))
+        check_search(decided, count_stddev(client_settings(decided)))
+        return _plan(decided, asked, num_params)
 
     def transport(
         self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig | None, held: ExitStack
     ) -> GridTransport | MaskedTransport:
         """Asks the app's clients; under secure aggregation for masked vectors."""
-        config, folder, told = run.config, run.folder.path, train_config or ConfigRecord()
-        terms = SumTerms.of(config, Sizes(run.state.params.numel()))
+        plan, folder, told = run.plan, run.folder.path, train_config or ConfigRecord()
+        terms = SumTerms.of(plan)
         masked = None if terms is None else (terms.run, self.frozen)
         transport = GridTransport(
             grid,
             FlowerMessages(layout, told, self.arrays_key, self.config_key, self.metric, masked),
-            timeout=config.server.round_timeout,
-            population_size=config.population_size,
-            min_nodes=config.sampling.min_nodes,
+            timeout=plan.round_timeout,
+            population_size=plan.run.user.population_size,
+            min_nodes=plan.min_nodes,
             in_every_round=True,
             says=in_arguments,
         )
@@ -230,7 +227,7 @@ class FlowerApp:
             return transport
         if not isinstance(grid, InMemoryGrid):
             return MaskedTransport(transport, terms)
-        ticket, numbers = set_up_simulation(config, folder, held), dict[int, int]()
+        ticket, numbers = set_up_simulation(plan.run, folder, held), dict[int, int]()
 
         def virtual(node: int) -> VirtualClient:
             return VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket)
@@ -242,20 +239,23 @@ class FlowerApp:
     ) -> TrainingRun:
         """The rounds of the run."""
         logger.info("metrics and numbers of examples that clients report are not read: they are not private")
-        query = RATED if run.config.evaluation.private else None
+        query = run.plan.query
         if evaluation.evaluate_fn is None and query is None:
             logger.warning("%s", UNSEEN)
-        chance = math.inf if evaluation.loss is None else evaluation.loss
-        plan = plan_of(run.config, num_params=run.state.params.numel(), chance_loss=chance, query=query)
         nothing = Unrated(query.names()) if query else None
         after = evaluation.after if nothing is None else lambda _: nothing
-        return TrainingRun(run, plan, transport=transport, evaluate=after, on_round=self.on_round)
+        return TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round)
 
     def close(self, run: RunContext, outcome: Outcome, layout: ArrayLayout) -> None:
         """Writes what is left when the rounds are over."""
         metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
         close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
         say_how_it_ended(run, outcome)
+
+
+def _plan(decided: RunConfig, asked: RunConfig, num_params: int) -> Plan:
+    query = RATED if decided.evaluation.private else None
+    return plan_of(decided, asked=asked, num_params=num_params, query=query)
 
 
 def refuse_evaluation(

@@ -28,10 +28,9 @@ from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import MASKING, WHO, Member, asked_bytes, masking_record, terms_of
 from discreet.protocol.messages import TRAIN, MalformedMessage, TrainRequest, VirtualClient, Work
+from discreet.server.plan import Plan
 from discreet.server.transport import Failure, RoundAbandoned
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import Sizes
-from discreet.settings.run_config import RunConfig, client_settings
 
 logger = logging.getLogger("discreet")
 
@@ -52,11 +51,10 @@ class SumTerms:
     run: ClientSettings
 
     @classmethod
-    def of(cls, config: RunConfig, sizes: Sizes) -> SumTerms | None:
-        """Of a configuration whose noise is resolved; None if its server reads replies."""
-        run = client_settings(config)
-        mechanism = masked_mechanism(run)
-        return None if mechanism is None else cls(mechanism.sum(sizes), run)
+    def of(cls, plan: Plan) -> SumTerms | None:
+        """Of a run; None if its server reads replies."""
+        mechanism = masked_mechanism(plan.run)
+        return None if mechanism is None else cls(mechanism.sum(plan.sizes), plan.run)
 
 
 @dataclass

@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
@@ -36,7 +35,7 @@ from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 
 logger = logging.getLogger("discreet")
 
@@ -100,7 +99,7 @@ def run(grid: Grid, config: RunConfig, *, strategy: Strategy) -> None:
     """
     simulated = isinstance(grid, InMemoryGrid)
     if not simulated:
-        check_secure(config)
+        check_secure(config.seed)
     with ExitStack() as held:
         session = prepare(config, simulated=simulated, held=held)
         virtual = _virtual(session, held) if simulated else None
@@ -117,53 +116,53 @@ def run(grid: Grid, config: RunConfig, *, strategy: Strategy) -> None:
 
 def _virtual(session: Session, held: ExitStack) -> VirtualClients:
     """The clients of a simulation, whose processes find their ticket as long as `held` is open."""
-    config, folder = session.config, session.folder.path
-    ticket = set_up_simulation(config, folder, held)
-    return VirtualClients(config.data.num_clients, str(folder), ticket, config.seed, config.data.path)
+    plan, folder = session.plan, session.folder.path
+    ticket = set_up_simulation(plan.run, folder, held)
+    return VirtualClients(plan.run.data.num_clients, str(folder), ticket, plan.seed, plan.data_path)
 
 
 def _transport(grid: Grid, session: Session, virtual: VirtualClients | None) -> GridTransport:
-    config = session.config
+    plan = session.plan
     return GridTransport(
         grid,
         _messages(session),
-        timeout=config.server.round_timeout,
-        population_size=config.population_size,
+        timeout=plan.round_timeout,
+        population_size=plan.run.user.population_size,
         virtual=virtual,
-        min_nodes=config.sampling.min_nodes,
+        min_nodes=plan.min_nodes,
     )
 
 
 def _messages(session: Session) -> OwnMessages:
-    config, lengths = session.config, {}
-    if session.query:
-        lengths[EVALUATION] = answers_of(config, session.query).sent
-    if client_settings(config).asks_of_data:
-        lengths |= {name: data_query(name, config, session.task).length for name in OF_DATA}
-    return OwnMessages(client_settings(config), lengths, frozen=frozen_digest(session.model))
+    plan, lengths = session.plan, {}
+    if plan.query:
+        lengths[EVALUATION] = answers_of(plan, plan.query).sent
+    if plan.run.asks_of_data:
+        lengths |= {name: data_query(name, plan, session.task).length for name in OF_DATA}
+    return OwnMessages(plan.run, lengths, frozen=frozen_digest(session.model))
 
 
 def ask_and_end(session: Session, transport: Transport) -> None:
     """Asks for `statistics.of`. The folder is one that a run can go on in."""
-    config, folder = session.config, session.folder
+    plan, folder = session.plan, session.folder
     text = written_statistics(session.context, session.task, answers_by(transport, session, STATISTICS))
     for line in text.splitlines():
         logger.info("%s", line)
-    asked = replace(config.statistics, only=False)
-    folder.write_config(replace(config, statistics=asked, output_dir=str(folder.path), resume=False))
+    folder.write_config({**plan.written, "statistics": {**plan.written["statistics"], "only": False}})
     done = state_of(folder) == "finished"
     change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
 
 
 def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:
     """The transport of a run whose server reads masked sums alone, if it is one."""
-    terms = SumTerms.of(session.config, session.sizes)
+    terms = SumTerms.of(session.plan)
     return transport if terms is None else MaskedTransport(transport, terms)
 
 
 def _metrics(session: Session) -> AbstractContextManager[int | None]:
-    operations, user = session.config.operations, session.config.privacy.user
-    budget = user.max_epsilon if user.account is None else None  # of all runs, where the gauge beside it is of one
+    operations, plan = session.plan.operations, session.plan
+    # An account's budget is of all runs, where the gauge beside it is of one.
+    budget = plan.run.user.max_epsilon if plan.account is None else None
     if operations.metrics_port is None:
         return nullcontext()
     require("prometheus_client", extra="deployment", why="operations.metrics_port")

@@ -14,15 +14,15 @@ from discreet.masking.identity import Identity
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.protocol.simulation_keys import FOLDER, PEERS, virtual_files
 from discreet.protocol.simulation_ticket import TICKET
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.client_settings import ClientSettings
 
 
-def set_up_simulation(config: RunConfig, folder: Path, held: ExitStack) -> str:
+def set_up_simulation(run: ClientSettings, folder: Path, held: ExitStack) -> str:
     """Leaves a ticket, and under secure aggregation keys for the run, as long as `held` is open; the ticket."""
     ticket = leave_ticket(folder)
     held.callback(take_ticket_back, folder)
-    if masked_mechanism(client_settings(config)) is not None:
-        make_keys(folder, [str(client) for client in range(config.population_size)])
+    if masked_mechanism(run) is not None:
+        make_keys(folder, [str(client) for client in range(run.user.population_size)])
         held.callback(erase_keys, folder)
     return ticket
 

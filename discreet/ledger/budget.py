@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
 
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
 from discreet.ledger.durable_ledger import Charge, DurableLedger
-from discreet.settings.privacy import USER, PrivacyConfig
+from discreet.settings.privacy import USER
 
 
 class BudgetSpent(RuntimeError):
@@ -32,13 +31,6 @@ class ServerBudget:
     whose: str = ""
     guarantee: str = USER
 
-    @classmethod
-    def of(cls, privacy: PrivacyConfig, guarantee: str = USER) -> Self:
-        """The budget that a configuration names."""
-        budget = privacy.user.max_epsilon if guarantee == USER else privacy.example.max_epsilon
-        name = f"privacy.{guarantee}.max_epsilon"
-        return cls(budget, privacy.delta, privacy.accountant, name=name, guarantee=guarantee)
-
     def epsilon(self, spent: PrivacyLedger) -> float:
         """Of what was spent, 0 before the first release."""
         return epsilon_of(spent, self.delta, self.accountant)
@@ -59,11 +51,10 @@ class ServerBudget:
             )
 
 
-def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, privacy: PrivacyConfig) -> None:
+def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, budget: ServerBudget) -> None:
     """Raises BudgetSpent if a release that is charged so, for `what`, would pass the budget: that of all runs over
-    the population if the ledger charges an account, else that of the run."""
+    the population if the ledger charges an account, else `budget`, that of the run."""
     if ledger.account is not None:
         ledger.account.require_room([charge], what)
         return
-    spent = ledger.spent(charge.guarantee)
-    ServerBudget.of(privacy, charge.guarantee).require_room(spent, [charge], what)
+    budget.require_room(ledger.spent(charge.guarantee), [charge], what)

@@ -11,7 +11,6 @@ from typing import Any
 from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, to_svg
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
-from discreet.server.guarantees import mechanisms_of
 from discreet.settings.privacy import USER
 
 WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic
@@ -163,7 +162,7 @@ def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
 
 
 def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
-    shown = [group for group in groups if USER in mechanisms_of(group.records[0].config)]
+    shown = [group for group in groups if USER in group.records[0].plan.mechanisms]
 
     def draw(upper: Any, lower: Any) -> str:
         _draw_groups(upper, shown, "clip_norm")

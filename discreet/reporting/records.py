@@ -8,13 +8,14 @@ import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import Rated, main_score, rated_in
 from discreet.server.chosen_trial import model_row
-from discreet.server.guarantees import guarantees_of, mechanisms_of
+from discreet.server.plan import Plan, plan_of
 from discreet.server.resuming import flat
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES
@@ -48,10 +49,15 @@ class RunRecord:
     privacy: Mapping[str, Any] | None
     selection: Mapping[str, Any] | None
 
+    @cached_property
+    def plan(self) -> Plan:
+        """All its numbers."""
+        return plan_of(self.config)
+
     @property
     def guarantees(self) -> tuple[Statement, ...]:
         """All three, those that are off included."""
-        return guarantees_of(self.config)
+        return self.plan.guarantees
 
     @property
     def ratings(self) -> list[tuple[int, Rated]]:
@@ -161,7 +167,7 @@ def matters(record: RunRecord, name: str) -> bool:
     if group in GUARANTEES and rest not in (["enabled"], ["kind"]):
         fixed = rest[0] == "clip" and record.config.privacy.user.clip.kind == "fixed"
         unused = fixed and rest[-1] in ("target_quantile", "learning_rate", "count_stddev")
-        return group in mechanisms_of(record.config) and not unused
+        return group in record.plan.mechanisms and not unused
     return name != "data.alpha" or record.config.data.partition == "dirichlet"
 
 

@@ -14,9 +14,9 @@ from discreet.accounting.events import PLD, RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
 from discreet.mechanisms.mechanism import releases_of, terms_of
+from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.reporting.records import Pairs, RunRecord
-from discreet.server.guarantees import mechanisms_of, server_mechanism
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL, USER
 
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time
@@ -46,7 +46,7 @@ def spent_by_holder(record: RunRecord, guarantee: str) -> dict[str, Entries]:
 
 
 def _releases(record: RunRecord, guarantee: str) -> list[Release]:
-    mechanism = mechanisms_of(record.config).get(guarantee)
+    mechanism = record.plan.mechanisms.get(guarantee)
     path = record.path / ("ledger.db" if mechanism is None or mechanism.at_server else CLIENTS_LEDGER)
     if not path.is_file():
         return []
@@ -112,7 +112,7 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
     config, times = record.config, len({number for number, _ in record.ratings})
     privacy, ratings = config.privacy, f"{times} rating{'s' if times > 1 else ''}"
     account, how = ACCOUNTANTS[privacy.accountant], f"by {privacy.accountant} at delta {privacy.delta:g}"
-    unrated = server_mechanism(replace(config, evaluation=replace(config.evaluation, kind="none")))
+    unrated = server_mechanism(replace(record.plan.run, evaluation=replace(config.evaluation, kind="none")))
     if unrated and (noise := terms_of(unrated).noise_multiplier) is not None:
         name, without = unrated.guarantee, account(releases_of(unrated, noise, len(record.rounds)), privacy.delta)
         yield f"{name}-level: epsilon {record.epsilon(name):.4g} with {ratings}, {without:.4g} without, {how}."

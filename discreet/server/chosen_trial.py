@@ -21,15 +21,13 @@ from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.mechanism import releases_of, terms_of
 from discreet.privacy.selection import TrialCount, selection_event
-from discreet.server.deciding_settings import deciding_settings
-from discreet.server.guarantees import mechanisms_of, resolve_noise, server_mechanism
+from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import privacy_facts
 from discreet.server.run_folder import RunFolder, replace_file
 from discreet.server.state import Outcome
 from discreet.settings.privacy import PLANNED, USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -59,21 +57,21 @@ def model_row(
     return next((row for row in rows if row["round"] == number), {})
 
 
-def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
-    """What a choice among trials that draw one of these configurations costs if every trial runs all of its rounds.
+def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
+    """What a choice among trials that draw one of these plans costs if every trial runs all of its rounds.
 
     `repeated`: the most rounds that a trial did a second time because it was interrupted.
 
     Raises:
-      ConfigError: a configuration gives a guarantee other than the user-level one, none at all, or no noise; their
+      ConfigError: a plan gives a guarantee other than the user-level one, none at all, or no noise; their
         deltas differ; or none of them costs most at every Renyi order.
     """
-    for config in configs:
-        _check(config)
-    deltas = {config.privacy.delta for config in configs}
+    for plan in plans:
+        _check(plan)
+    deltas = {plan.run.delta for plan in plans}
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")
-    delta, spent = deltas.pop(), list({_planned(config, repeated) for config in configs})
+    delta, spent = deltas.pop(), list({_planned(plan, repeated) for plan in plans})
     one = max(epsilon_spent(entries, delta=delta, accountant=ACCOUNTANT) for entries in spent)
     try:
         event = selection_event(spent, trials=trials)
@@ -82,7 +80,7 @@ def cost_of(configs: Sequence[RunConfig], trials: TrialCount, *, repeated: int =
         raise ConfigError(str(error)) from error
 
 
-def require_room(trials: Sequence[RunConfig]) -> None:
+def require_room(trials: Sequence[Plan]) -> None:
     """That the population's account, if trials charge one, has room for all rounds of all of these trials.
 
     A trial that ends early because others came before it is not the one whose repetitions Papernot and Steinke price.
@@ -90,11 +88,10 @@ def require_room(trials: Sequence[RunConfig]) -> None:
     Raises:
       ConfigError: it has not, or the trials do not charge the same account.
     """
-    resolved = [resolve_noise(config) for config in trials]
-    if len({config.privacy.user.account for config in resolved}) > 1:
+    if len({plan.account for plan in trials}) > 1:
         raise ConfigError("privacy.user.account must be the same for every candidate")
-    charges = [Charge(0, USER, "", event, count) for config in resolved for event, count in _planned(config, 0)]
-    for account in map(PopulationAccount.of, resolved):
+    charges = [Charge(0, USER, "", event, count) for plan in trials for event, count in _planned(plan, 0)]
+    for account in map(PopulationAccount.of, trials):
         try:
             if account is not None:
                 account.require_room(charges)
@@ -116,8 +113,8 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
             )
 
 
-def _check(config: RunConfig) -> None:
-    mechanisms = mechanisms_of(config)
+def _check(plan: Plan) -> None:
+    mechanisms = plan.mechanisms
     if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:
         raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
     if len(mechanisms) > 1:
@@ -125,18 +122,18 @@ def _check(config: RunConfig) -> None:
             "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
             "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
         )
-    if config.output_dir is not None or config.resume:
+    if plan.output is not None or plan.resume:
         raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
 
 
-def _planned(config: RunConfig, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
-    mechanism = server_mechanism(resolve_noise(config))
+def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
+    mechanism = plan.mechanism
     assert mechanism is not None
     noise_multiplier = terms_of(mechanism).noise_multiplier
     assert noise_multiplier is not None
-    planned = releases_of(mechanism, noise_multiplier, config.rounds)
+    planned = releases_of(mechanism, noise_multiplier, plan.run.rounds)
     # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
-    rates = config.evaluation.private and config.evaluation.cohort == "same"
+    rates = plan.run.evaluation.private and plan.run.evaluation.cohort == "same"
     again = mechanism.event(noise_multiplier, rates=rates, sizes=PLANNED)
     return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
 
@@ -178,18 +175,19 @@ def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, obj
     config = replace(config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT))
     for path in files.path.glob(f"{files.ledger_path.name}*"):
         path.unlink()
-    ledger = DurableLedger.create(files.ledger_path, facts=deciding_settings(config))
+    plan = plan_of(config)
+    ledger = DurableLedger.create(files.ledger_path, facts=plan.deciding)
     ledger.charge([Charge(checkpoint.round, USER, "", cost.event)])
     files.save_checkpoint(checkpoint)
     if (best := files.load_checkpoint(best=True)) is not None:
         files.save_checkpoint(best, best=True)
     files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
-    files.write_config(config)
+    files.write_config(plan.written)
     before = json.loads((files.path / "privacy.json").read_text())
     lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
     outcome = Outcome(checkpoint, before["stopped"], lost)
     # Without the population's account: its total would tell the number of trials.
-    files.write_privacy({**privacy_facts(config, ledger, outcome), "selection": facts})
+    files.write_privacy({**privacy_facts(plan, ledger, outcome), "selection": facts})
     model = files.path / "model.safetensors"
     with safe_open(model, framework="pt") as file:
         metadata = file.metadata()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from discreet.accounting.noise_ratio import (
     EARLY_ROUNDS,
@@ -13,10 +13,9 @@ from discreet.accounting.noise_ratio import (
     noise_drive,
     noise_ratio,
 )
-from discreet.server.guarantees import resolve_noise, server_mechanism
-from discreet.server.server_optimizer import ServerSGD, server_optimizer
+from discreet.server.plan import Plan
+from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -66,60 +65,57 @@ class NoiseOutlook:
         return f"{said}. A run of {EARLY_ROUNDS} rounds or fewer is not refused; take {', or '.join(self.remedies)}"
 
 
-def noise_outlook(config: RunConfig, *, num_params: int) -> NoiseOutlook:
-    """Of a configuration whose noise is resolved, and a model of so many parameters."""
-    mechanism, optimizer = server_mechanism(config), server_optimizer(config.server)
+def noise_outlook(plan: Plan) -> NoiseOutlook:
+    """Of the noise of a plan."""
+    mechanism, optimizer = plan.mechanism, plan.optimizer
     if mechanism is None:
         return NoiseOutlook(0.0, 0.0, math.inf)
-    ratio = noise_ratio(mechanism.noise_in_sum, num_params=num_params, expected_cohort=mechanism.averaged)
+    ratio = noise_ratio(mechanism.noise_in_sum, num_params=plan.num_params, expected_cohort=mechanism.averaged)
     if mechanism.fixed_norm is not None:
         return NoiseOutlook(ratio, 0.0, math.inf, mechanism.fixed_norm)
     if not isinstance(optimizer, ServerSGD):
         # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
         return NoiseOutlook(ratio, 0.0, math.inf)
-    training, user = config.training, config.privacy.user
+    training = plan.run.training
     # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
     full = training.optimizer != "sgd"
     work = math.inf if full else training.epochs * training.learning_rate / (1 - training.momentum)
     drive = noise_drive(ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work)
-    if user.clip.kind != "adaptive":
+    if plan.clip.kind != "adaptive":
         return NoiseOutlook(ratio, drive, math.inf)
     limit = largest_drive(shrinking=optimizer.shrink_with_noise)
     excess = max(1.0, drive / limit)
     remedies = (
-        f"a population of {math.ceil(config.population_size * excess)} clients",
-        f"a model of {math.floor(num_params / excess**2)} parameters",
+        f"a population of {math.ceil(plan.run.user.population_size * excess)} clients",
+        f"a model of {math.floor(plan.num_params / excess**2)} parameters",
     )
-    return NoiseOutlook(ratio, drive, limit, early=config.rounds <= EARLY_ROUNDS, remedies=remedies)
+    return NoiseOutlook(ratio, drive, limit, early=plan.run.rounds <= EARLY_ROUNDS, remedies=remedies)
 
 
-def check_noise(asked: RunConfig, *, num_params: int, resolved: RunConfig | None = None) -> None:
-    """Refuses a run that will not learn, unless it is told to warn or has begun already.
-
-    Args:
-      asked: as it was given, so that a target may be met with other rounds.
-      num_params: of its model.
-      resolved: the same with its noise resolved, if that was done before.
+def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
+    """Refuses a run that will not learn, unless it is told to warn or has begun already. `of_rounds`: the plan of the
+    same settings with so many rounds, in which a target is met anew.
 
     Raises:
       ConfigError: the run will not learn; the message names settings that will.
     """
-    if asked.resume or asked.privacy.user.too_noisy == "warn":
+    if plan.resume or plan.too_noisy == "warn":
         return
-    outlook = noise_outlook(resolved or resolve_noise(asked), num_params=num_params)
+    outlook = noise_outlook(plan)
     if outlook.drowned:
-        remedies = ", or ".join(_remedies(asked, outlook, num_params))
+        remedies = ", or ".join(_remedies(plan, outlook, of_rounds))
         raise ConfigError(
             f"these settings will not learn: {outlook}; take {remedies}; privacy.user.too_noisy=warn runs all the same"
         )
 
 
-def _remedies(asked: RunConfig, outlook: NoiseOutlook, num_params: int) -> Iterator[str]:
+def _remedies(plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]) -> Iterator[str]:
     """One change each that brings the run within its limit."""
-    rounds = asked.rounds
-    while noise_outlook(resolve_noise(replace(asked, rounds=rounds)), num_params=num_params).drowned:
+    rounds = plan.run.rounds
+    while noise_outlook(of_rounds(rounds)).drowned:
         rounds = max(EARLY_ROUNDS, rounds // 2)
     yield f"rounds={rounds}"
-    if not asked.server.shrink_with_noise and outlook.drive <= LARGEST_DRIVE_SHRINKING:
+    shrinks = isinstance(plan.optimizer, ServerSGD) and plan.optimizer.shrink_with_noise
+    if not shrinks and outlook.drive <= LARGEST_DRIVE_SHRINKING:
         yield "server.shrink_with_noise=true"
     yield from outlook.remedies

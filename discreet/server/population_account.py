@@ -20,10 +20,10 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, Sum
 from discreet.ledger.known_ledgers import Mark
+from discreet.server.plan import Plan
 from discreet.server.run_folder import ACCOUNT, RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
 
 ADJACENCIES = ("add or remove one client", "replace one client")
 SETTINGS = {  # which setting decides a fact of a population
@@ -60,10 +60,10 @@ class Population:
             )
 
     @classmethod
-    def of(cls, config: RunConfig) -> Self:
+    def of(cls, plan: Plan) -> Self:
         """The population of a run that names one."""
-        kind = ADJACENCIES[config.sampling.kind == "fixed"]
-        return cls(str(config.sampling.population_name), config.population_size, kind, config.privacy.delta)
+        kind = ADJACENCIES[plan.run.user.sampling == "fixed"]
+        return cls(str(plan.population), plan.run.user.population_size, kind, plan.run.delta)
 
 
 @dataclass(frozen=True)
@@ -118,16 +118,13 @@ class PopulationAccount:
         self.run, self._spending = "", Spending()
 
     @classmethod
-    def of(cls, config: RunConfig) -> Self | None:
+    def of(cls, plan: Plan) -> Self | None:
         """The account of a run, None if it names none.
 
         Raises:
           LedgerError: as the class.
         """
-        account = config.privacy.user.account
-        if account is None:
-            return None
-        return cls(Path(account), Population.of(config), ServerBudget.of(config.privacy))
+        return None if plan.account is None else cls(Path(plan.account), Population.of(plan), plan.budget())
 
     @property
     def path(self) -> Path:

@@ -11,32 +11,31 @@ from discreet.accounting.events import ACCOUNTANTS, event_to_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import Mechanism, Statement
-from discreet.mechanisms.mechanism_table import guarantees_of as all_guarantees
+from discreet.mechanisms.mechanism_table import guarantees_of
 from discreet.privacy.grid import LARGEST_SCALE
-from discreet.server.guarantees import guarantees_of, mechanisms_of
+from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.state import Outcome, State
-from discreet.settings.run_config import RunConfig, client_settings
 
 PURE = "pure"
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
 
 
 def epsilon_lines(
-    config: RunConfig, ledger: DurableLedger, checkpoint: State, account: PopulationAccount | None = None
+    plan: Plan, ledger: DurableLedger, checkpoint: State, account: PopulationAccount | None = None
 ) -> list[str]:
     """One line for each guarantee, those that are off included; and one for the population's account."""
-    lines, mechanisms = [], mechanisms_of(config)
-    for guarantee in guarantees_of(config):
+    lines = []
+    for guarantee in plan.guarantees:
         if not guarantee.enabled:
             lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
             continue
-        mechanism = mechanisms[guarantee.name]
-        epsilon = _epsilons(mechanism, config, ledger, checkpoint)
+        mechanism = plan.mechanisms[guarantee.name]
+        epsilon = _epsilons(mechanism, plan, ledger, checkpoint)
         shown = ", ".join(f"{value:.4g} by {name}" for name, value in epsilon.items())
         whose = f"; {_whose(mechanism, checkpoint)}" if mechanism.reported else ""
         lines.append(
-            f"{guarantee.name}-level: epsilon {shown} at delta {config.privacy.delta:g} "
+            f"{guarantee.name}-level: epsilon {shown} at delta {plan.run.delta:g} "
             f"({guarantee.unit}; {guarantee.adjacency}{whose})"
         )
     if account is not None:
@@ -59,7 +58,7 @@ def _whose(mechanism: Mechanism, checkpoint: State) -> str:
 
 
 def privacy_facts(
-    config: RunConfig, ledger: DurableLedger, outcome: Outcome, account: PopulationAccount | None = None
+    plan: Plan, ledger: DurableLedger, outcome: Outcome, account: PopulationAccount | None = None
 ) -> dict[str, object]:
     """What privacy.json says: every guarantee of the run, those that are off included; and, beside what the run has
     cost, what its population has spent in all runs. None: it charges no account, or the account is not to be told."""
@@ -67,21 +66,21 @@ def privacy_facts(
         "rounds": outcome.checkpoint.round,
         "stopped": outcome.stopped,
         "model_round": outcome.model.round,
-        "delta": config.privacy.delta,
-        "accountant": config.privacy.accountant,
-        "seed": config.seed,
-        "protects_nobody": config.seed is not None,
+        "delta": plan.run.delta,
+        "accountant": plan.run.accountant,
+        "seed": plan.seed,
+        "protects_nobody": plan.seed is not None,
         "ledger_head": ledger.mark().head,
         "account": None if account is None else account.facts(),
         "guarantees": [
-            _facts(mechanism, statement, config, ledger, outcome.checkpoint)
-            for mechanism, statement in zip(all_guarantees(client_settings(config)), guarantees_of(config), strict=True)
+            _facts(mechanism, statement, plan, ledger, outcome.checkpoint)
+            for mechanism, statement in zip(guarantees_of(plan.run), plan.guarantees, strict=True)
         ],
     }
 
 
 def _facts(
-    mechanism: Mechanism, guarantee: Statement, config: RunConfig, ledger: DurableLedger, checkpoint: State
+    mechanism: Mechanism, guarantee: Statement, plan: Plan, ledger: DurableLedger, checkpoint: State
 ) -> dict[str, object]:
     facts: dict[str, object] = {
         "name": guarantee.name,
@@ -92,49 +91,49 @@ def _facts(
         "observer": guarantee.observer,
         "mechanism": guarantee.mechanism if guarantee.enabled else "none",
         "accounting": guarantee.accounting if guarantee.enabled else "none",
-        "epsilon": {config.privacy.accountant: math.inf},
+        "epsilon": {plan.run.accountant: math.inf},
         "epsilon_is": _whose(mechanism, checkpoint),
         "events": _events(ledger.spent(guarantee.name)) if mechanism.at_server else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
     }
     if guarantee.enabled:
-        facts["epsilon"] = _epsilons(mechanism, config, ledger, checkpoint)
-        facts["floating_point"] = _floating_point(mechanism, config, ledger, checkpoint)
+        facts["epsilon"] = _epsilons(mechanism, plan, ledger, checkpoint)
+        facts["floating_point"] = _floating_point(mechanism, plan, ledger, checkpoint)
         if mechanism.reported:
             facts["clients_without_epsilon"] = len(checkpoint.unaccounted)
     return facts
 
 
-def _epsilons(mechanism: Mechanism, config: RunConfig, ledger: DurableLedger, checkpoint: State) -> dict[str, float]:
-    chosen = config.privacy.accountant
+def _epsilons(mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoint: State) -> dict[str, float]:
+    chosen = plan.run.accountant
     if mechanism.reported:
         return dict(zip((chosen, PURE), map(checkpoint.largest_reported, mechanism.reported), strict=False))
     spent = ledger.spent(mechanism.guarantee)
     # The chosen one first; a choice among trials has no PLD.
     only = mechanism.only_rdp or any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
     others = [] if only else [other for other in ACCOUNTANTS if other != chosen]
-    return {accountant: spent.epsilon(config.privacy.delta, accountant) for accountant in [chosen, *others]}
+    return {accountant: spent.epsilon(plan.run.delta, accountant) for accountant in [chosen, *others]}
 
 
 def _floating_point(
-    mechanism: Mechanism, config: RunConfig, ledger: DurableLedger, checkpoint: State
+    mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoint: State
 ) -> dict[str, str | float]:
     if mechanism.masked:
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
-    rated = sum(config.evaluation.ratings(checkpoint.round))
+    rated = sum(plan.run.evaluation.ratings(checkpoint.round))
     # Of the largest release: an update with its count, or the means and deviations that clients were asked for.
-    values = max(checkpoint.params.numel() + 1, 2 * len(config.normaliser.means or []))
+    values = max(checkpoint.params.numel() + 1, 2 * len(plan.run.normaliser.means or []))
     if rated:  # a model with k outputs has at least k parameters
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
     if mechanism.grid_slack is None:
         return {
-            "noise": "secure_sum" if config.privacy.noise == "secure_sum" else "float",
+            "noise": "secure_sum" if plan.run.noise == "secure_sum" else "float",
             "delta_slack": "not bounded",
         }
     releases = ledger.spent(mechanism.guarantee).num_releases if mechanism.at_server else checkpoint.round + rated
     slack = releases * mechanism.grid_slack(values, LARGEST_SCALE)
-    stated = _epsilons(mechanism, config, ledger, checkpoint).values()
+    stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
     # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
     # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in A) + r

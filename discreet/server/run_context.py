@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,21 +13,20 @@ from torch import Tensor
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import terms_of
 from discreet.privacy.randomness import RandomSource, source_of
-from discreet.server.guarantees import guarantees_of, mechanisms_of, server_mechanism
 from discreet.server.noise_outlook import noise_outlook
+from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import epsilon_lines, privacy_facts
 from discreet.server.run_folder import ASKED, RunFolder, change_state, check_output, note_interruption, only_writer
 from discreet.server.state import Outcome, State, initial_state
-from discreet.settings.privacy import LOCAL, USER
-from discreet.settings.run_config import RunConfig
+from discreet.settings.privacy import LOCAL
 
 logger = logging.getLogger("discreet")
 
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """A run whose folder is held, with its configuration resolved and its ledger open.
+    """A run whose folder is held, with its plan and its ledger open.
 
     Attributes:
       state: the run starts from it, or goes on.
@@ -37,7 +35,7 @@ class RunContext:
       says: how a message calls the settings that it names.
     """
 
-    config: RunConfig
+    plan: Plan
     folder: RunFolder
     ledger: DurableLedger
     state: State
@@ -46,12 +44,10 @@ class RunContext:
     says: Callable[[str], str] = str
 
 
-def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
+def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
     """Opens the folder of a new run, or of one that goes on.
 
     Args:
-      config: resolved.
-      asked: the same as it was asked for, with a target in place of the noise that it chose.
       params: what a new run starts from, (num_params,).
       simulated: whether virtual clients keep their ledger in the folder.
       held: holds the folder for this process alone.
@@ -60,74 +56,69 @@ def open_run(config: RunConfig, *, asked: RunConfig, params: Tensor, simulated: 
       ConfigError: the folder holds a run already, or none to go on with, or can't be used.
       LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
     """
-    folder, account = check_output(config), PopulationAccount.of(config)
+    folder, account = check_output(plan.output, resume=plan.resume), PopulationAccount.of(plan)
     if account is not None:
         account.check()
     held.enter_context(only_writer(folder.path))
-    if config.resume:
-        folder.check_ledgers(config, simulated=simulated)
+    if plan.resume:
+        folder.check_ledgers(plan, simulated=simulated)
     else:
-        folder.create_ledgers(config, simulated=simulated)
-    ledger = folder.ledger(config)
+        folder.create_ledgers(plan, simulated=simulated)
+    ledger = folder.ledger(plan)
     if account is not None:
         account.join(ledger, folder)
-    checkpoint = _start_from(folder, params, config)
-    folder.write_config(replace(config, output_dir=str(folder.path), resume=False))
-    if not config.resume:
-        folder.write_config(asked, name=ASKED)
-    source = source_of(config.seed)
-    _announce(config, folder, num_params=checkpoint.params.numel())
-    return RunContext(config, folder, ledger, checkpoint, source, account)
+    checkpoint = _start_from(folder, params, plan)
+    plan = replace(plan, written={**plan.written, "output_dir": str(folder.path), "resume": False})
+    folder.write_config(plan.written)
+    if not plan.resume:
+        folder.write_config(plan.asked, name=ASKED)
+    source = source_of(plan.seed)
+    _announce(plan, folder)
+    return RunContext(plan, folder, ledger, checkpoint, source, account)
 
 
-def _start_from(folder: RunFolder, params: Tensor, config: RunConfig) -> State:
-    checkpoint = folder.load_checkpoint() if config.resume else None
+def _start_from(folder: RunFolder, params: Tensor, plan: Plan) -> State:
+    checkpoint = folder.load_checkpoint() if plan.resume else None
     if checkpoint is None:
-        checkpoint = initial_state(params, clip_norm=first_clip_norm(config))
-    if config.resume:
+        checkpoint = initial_state(params, clip_norm=plan.first_clip_norm)
+    if plan.resume:
         # The rows of rounds that are done again.
         folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
         logger.info("resumed after round %d", checkpoint.round)
     return checkpoint
 
 
-def first_clip_norm(config: RunConfig) -> float:
-    """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
-    return config.privacy.user.clip.norm if USER in mechanisms_of(config) else math.inf
-
-
-def _announce(config: RunConfig, folder: RunFolder, *, num_params: int) -> None:
-    if config.seed is not None:
+def _announce(plan: Plan, folder: RunFolder) -> None:
+    if plan.seed is not None:
         logger.warning(
-            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", config.seed
+            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", plan.seed
         )
-    for line in guarantee_lines(config):
+    for line in guarantee_lines(plan):
         logger.info("%s", line)
-    if server_mechanism(config) is not None:
-        outlook = noise_outlook(config, num_params=num_params)
+    if plan.mechanism is not None:
+        outlook = noise_outlook(plan)
         logger.log(logging.WARNING if outlook.loud else logging.INFO, "%s", outlook)
-    off = [guarantee.name for guarantee in guarantees_of(config) if not guarantee.enabled]
+    off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
     logger.info("run folder: %s", folder.path)
 
 
-def guarantee_lines(config: RunConfig) -> Iterator[str]:
+def guarantee_lines(plan: Plan) -> Iterator[str]:
     """What is on of the guarantees, with its noise or its target."""
-    privacy = config.privacy
-    for name, mechanism in mechanisms_of(config).items():
-        terms, kind = terms_of(mechanism), f" ({privacy.local.kind})" if name == LOCAL else ""
+    for name, mechanism in plan.mechanisms.items():
+        terms, kind = terms_of(mechanism), f" ({plan.run.local.kind})" if name == LOCAL else ""
         noise = f"noise for a target epsilon of {terms.target:g}" if terms.target is not None else ""
         if terms.noise_multiplier is not None:
             noise = f"noise multiplier {terms.noise_multiplier:.4g}"
-        accountant = "" if mechanism.reported else f"accountant {privacy.accountant}, "
+        accountant = "" if mechanism.reported else f"accountant {plan.run.accountant}, "
         budget = "none" if terms.budget is None else f"{terms.budget:g}"
-        yield f"{name}{kind}-level: {noise}, delta {privacy.delta:g}, {accountant}budget epsilon {budget}"
+        yield f"{name}{kind}-level: {noise}, delta {plan.run.delta:g}, {accountant}budget epsilon {budget}"
 
 
 def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the model and privacy.json, which complete the folder."""
     run.folder.write_model(tensors, metadata=metadata)
-    run.folder.write_privacy(privacy_facts(run.config, run.ledger, outcome, run.account))
+    run.folder.write_privacy(privacy_facts(run.plan, run.ledger, outcome, run.account))
 
 
 def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
@@ -135,7 +126,7 @@ def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
     change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
     if outcome.stopped:
         logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
-    for line in epsilon_lines(run.config, run.ledger, outcome.checkpoint, run.account):
+    for line in epsilon_lines(run.plan, run.ledger, outcome.checkpoint, run.account):
         logger.info("%s", line)
     logger.info("run folder: %s", run.folder.path)
 

@@ -38,13 +38,12 @@ from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Ledger
 from discreet.ledger.known_ledgers import flush_folder
 from discreet.logs import json_ready
 from discreet.queries.scores import score_columns
-from discreet.server.deciding_settings import deciding_settings
-from discreet.server.guarantees import accounts_itself, mechanisms_of
+from discreet.server.plan import Plan
 from discreet.server.state import State
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, described
+from discreet.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,27 +96,27 @@ class RunFolder:
     def metrics_path(self) -> Path:
         return self.path / "metrics.csv"
 
-    def ledger(self, config: RunConfig) -> DurableLedger:
-        """The server's ledger of a resolved configuration; LedgerError if it is missing or has other settings."""
-        return DurableLedger(self.ledger_path, facts=deciding_settings(config))
+    def ledger(self, plan: Plan) -> DurableLedger:
+        """The server's ledger; LedgerError if it is missing or has other settings."""
+        return DurableLedger(self.ledger_path, facts=plan.deciding)
 
-    def create_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+    def create_ledgers(self, plan: Plan, *, simulated: bool) -> None:
         """Makes the ledgers of a new run: the server's, and that of virtual clients if they account for themselves.
         Raises LedgerError if there are some already.
         """
-        DurableLedger.create(self.ledger_path, facts=deciding_settings(config))
-        if simulated and accounts_itself(config):
+        DurableLedger.create(self.ledger_path, facts=plan.deciding)
+        if simulated and plan.accounts_itself:
             DurableLedger.create(self.clients_ledger_path)
 
-    def check_ledgers(self, config: RunConfig, *, simulated: bool) -> None:
+    def check_ledgers(self, plan: Plan, *, simulated: bool) -> None:
         """Looks whether what was spent is all there, before a run is resumed.
 
         Raises:
           LedgerError: a ledger is missing, damaged, made under other privacy settings, of another run, or older than
             what it has to hold: the checkpoint, the rounds in metrics.csv, and what this machine has charged to it.
         """
-        ledgers = [self.ledger(config)]
-        if simulated and accounts_itself(config):
+        ledgers = [self.ledger(plan)]
+        if simulated and plan.accounts_itself:
             ledgers.append(DurableLedger(self.clients_ledger_path))
         marks = self.marks() if self.checkpoint_path.exists() else None
         for ledger in ledgers:
@@ -129,16 +128,16 @@ class RunFolder:
                 )
         done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
         charged = ledgers[0].spent(USER).num_releases
-        if USER in mechanisms_of(config) and charged < done:
+        if USER in plan.mechanisms and charged < done:
             raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
 
     def marks(self) -> dict[str, Mark]:
         """How far each ledger had come at the last checkpoint."""
         return {name: Mark(*mark) for name, mark in _checkpoint_facts(self.checkpoint_path, "ledgers").items()}
 
-    def write_config(self, config: RunConfig, *, name: str = CONFIG) -> None:
+    def write_config(self, settings: Mapping[str, Any], *, name: str = CONFIG) -> None:
         """`config.yaml`, or `asked.yaml` by its name."""
-        replace_file(self.path / name, OmegaConf.to_yaml(described(config)).encode())
+        replace_file(self.path / name, OmegaConf.to_yaml(dict(settings)).encode())
 
     def read_config(self, *, name: str = CONFIG) -> RunConfig:
         """The configuration that the run was started with. Raises ConfigError if there is none, or it can't be read."""
@@ -235,20 +234,24 @@ def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
 
 def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:
     """The configuration with an absolute run folder, named by the time if none is given."""
+    return replace(config, output_dir=str(output_folder(config.output_dir, now=now)))
+
+
+def output_folder(output_dir: str | None, *, now: datetime | None = None) -> Path:
+    """The absolute path of a run folder, named by the time if none is given."""
     stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
-    path = Path(config.output_dir or f"outputs/{stamp}").expanduser().resolve()
-    return replace(config, output_dir=str(path))
+    return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
 
 
-def check_output(config: RunConfig) -> RunFolder:
-    """The run folder of a configuration, with an absolute path. It is not made. Raises ConfigError if `output_dir`
-    holds a run already and `resume` is off, or if there is nothing to resume.
+def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
+    """The run folder, with an absolute path. It is not made. Raises ConfigError if `output_dir` holds a run already and
+    `resume` is off, or if there is nothing to resume.
     """
-    folder = RunFolder(Path(str(with_output_folder(config).output_dir)))
+    folder = RunFolder(output_folder(output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
-    if config.resume and not there:
+    if resume and not there:
         raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")
-    if there and not config.resume:
+    if there and not resume:
         raise ConfigError(f"output_dir={folder.path} holds a run already: resume=true goes on with it")
     return folder
 

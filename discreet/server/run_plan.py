@@ -1,83 +1,57 @@
-"""From settings to the plan of a run: the law of its cohorts, and a round's public constants."""
+"""A round's public constants, the law of cohorts and how clients rate models, by the plan of a run."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, server_noise
+from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
 from discreet.evaluation.private_evaluation import EvaluationPlan
 from discreet.mechanisms.mechanism import expected_cohort, terms_of
-from discreet.mechanisms.mechanism_table import server_mechanism
-from discreet.mechanisms.sums import PlainSum
+from discreet.mechanisms.sums import PlainSum, ServerRelease
 from discreet.queries.query import Query
+from discreet.server.plan import Plan
 from discreet.server.round import CohortSampling, RoundSettings
-from discreet.server.server_optimizer import server_optimizer
-from discreet.settings.privacy import PLANNED, Sizes
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.privacy import PRIVACY_DRAWS
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The public constants of a run.
-
-    Attributes:
-      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
-        infinity if it is not known.
-      evaluation: how clients rate models; None if they do not.
-    """
-
-    settings: RoundSettings
-    sampling: CohortSampling
-    chance_loss: float
-    evaluation: EvaluationPlan | None = None
-
-    def joins(self, number: int) -> bool:
-        """Whether the cohort of a round also rates the model that it starts from."""
-        return self.evaluation is not None and self.evaluation.config.joins(number)
-
-    def settings_of(self, number: int) -> RoundSettings:
-        """The constants of a round."""
-        return self.evaluation.joined if self.evaluation and self.joins(number) else self.settings
+def cohort_sampling(plan: Plan) -> CohortSampling:
+    """How the cohorts of a run are drawn."""
+    user = plan.run.user
+    return CohortSampling(user.sampling, user.probability, user.population_size)
 
 
-def cohort_sampling(config: RunConfig) -> CohortSampling:
-    """How the cohorts of a configuration are drawn."""
-    return CohortSampling(config.sampling.kind, config.sampling_probability, config.population_size)
+def round_settings(plan: Plan, *, answers: AnswerNoise | NoisedByClients | None = None) -> RoundSettings:
+    """A round's public constants. `answers`: how answers to a query are released, for rounds in which clients also rate
+    the model."""
+    release: ServerRelease = PlainSum()
+    if plan.mechanism is not None:
+        release = plan.mechanism.server_release(plan.clip, plan.sizes, rates=answers is not None)
+    return RoundSettings(expected_cohort(plan.run), plan.optimizer, release, answers)
 
 
-def round_settings(
-    config: RunConfig, sizes: Sizes = PLANNED, *, answers: AnswerNoise | NoisedByClients | None = None
-) -> RoundSettings:
-    """A round's public constants, of a configuration whose noise is resolved.
-
-    Args:
-      sizes: of what is masked under secure aggregation.
-      answers: how answers to a query are released, for rounds in which clients also rate the model.
-    """
-    run = client_settings(config)
-    mechanism, clip = server_mechanism(run), config.privacy.user.clip
-    release = PlainSum() if mechanism is None else mechanism.server_release(clip, sizes, rates=answers is not None)
-    return RoundSettings(expected_cohort(run), server_optimizer(config.server), release, answers)
-
-
-def answer_noise(config: RunConfig, length: int) -> AnswerNoise:
-    """How the sum of answers of so many numbers is released, see `AnswerNoise`."""
-    return server_noise(
-        config,
+def server_noise(
+    plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float, probability: float = 1.0
+) -> AnswerNoise:
+    """The noise of a run's server on a sum of answers of so many numbers: on the grid, in float or by secure sum, as on
+    updates."""
+    return AnswerNoise(
         length,
-        expected_cohort=expected_cohort(client_settings(config)),
-        noise_multiplier=config.evaluation.noise_multiplier,
-        probability=config.sampling_probability,
+        expected_cohort,
+        noise_multiplier,
+        draws=PRIVACY_DRAWS.get(plan.run.noise, 1),
+        on_grid=plan.run.noise == "grid",
+        largest_cohort=plan.run.user.population_size,
+        probability=probability,
     )
 
 
-def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients:
+def answers_of(plan: Plan, query: Query) -> AnswerNoise | NoisedByClients:
     """How answers to a query are released: noised at the server, or by each client."""
-    if server_mechanism(client_settings(config)) is not None:
-        return answer_noise(config, query.length)
-    cohort, probability = expected_cohort(client_settings(config)), config.sampling_probability
-    kind, noise_multiplier = config.privacy.local.kind, config.evaluation.noise_multiplier
+    cohort, probability = expected_cohort(plan.run), plan.run.user.probability
+    kind, noise_multiplier = plan.run.local.kind, plan.run.evaluation.noise_multiplier
+    if plan.mechanism is not None:
+        how = {"expected_cohort": cohort, "noise_multiplier": noise_multiplier, "probability": probability}
+        return server_noise(plan, query.length, **how)
     if kind == "none":
         return NoisedByClients(query.length, cohort, noise_multiplier, probability)
     # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
@@ -85,22 +59,14 @@ def answers_of(config: RunConfig, query: Query) -> AnswerNoise | NoisedByClients
     return NoisedByClients(query.length, cohort, noise_multiplier, probability, unit, of_examples=False)
 
 
-def evaluation_plan(config: RunConfig, query: Query, *, num_params: int = 1) -> EvaluationPlan:
-    """How a run with evaluation.kind=private rates its models, see `EvaluationPlan`. `num_params`: of its model."""
-    sizes, mechanism, event = Sizes(num_params, query.length), server_mechanism(client_settings(config)), None
-    if mechanism is not None:
-        noise = terms_of(mechanism).noise_multiplier
+def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
+    """How clients rate the models of a run; None if they do not."""
+    if plan.query is None:
+        return None
+    event = None
+    if plan.mechanism is not None:
+        noise = terms_of(plan.mechanism).noise_multiplier
         assert noise is not None
-        event = mechanism.event(noise, trains=False, rates=True, sizes=sizes)
-    joined = round_settings(config, sizes, answers=answers_of(config, query))
-    return EvaluationPlan(config.evaluation, query, joined, event)
-
-
-def plan_of(config: RunConfig, *, num_params: int, chance_loss: float, query: Query | None = None) -> Plan:
-    """The plan of a run. `query`: asked of models, if clients rate them."""
-    return Plan(
-        settings=round_settings(config, Sizes(num_params, 1 if query is None else query.length)),
-        sampling=cohort_sampling(config),
-        chance_loss=chance_loss,
-        evaluation=None if query is None else evaluation_plan(config, query, num_params=num_params),
-    )
+        event = plan.mechanism.event(noise, trains=False, rates=True, sizes=plan.sizes)
+    joined = round_settings(plan, answers=answers_of(plan, plan.query))
+    return EvaluationPlan(plan.run.evaluation, plan.query, joined, event)

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.noise_ratio import signal_share
-from discreet.server.state import State
 from discreet.settings.ranges import LearningRate, Momentum, Positive
 from discreet.settings.rules import ConfigError, section
 from discreet.settings.run_config import ServerConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.server.state import State
 
 DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given
 
@@ -84,6 +85,7 @@ ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
 def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_energy: float = 0.0) -> State:
     """The state after one step on a round's noised mean update.
 
+    >>> import torch
     >>> from discreet.server.state import initial_state
     >>> state = initial_state(torch.zeros(2), clip_norm=1.0)
     >>> state = apply(ServerSGD(0.5, momentum=0.9), state, torch.tensor([1.0, -2.0]))
@@ -103,11 +105,11 @@ def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_ene
     if second.shape != change.shape:
         if state.round:
             raise ValueError(f"after {state.round} steps the second moment is missing: the run had another optimizer")
-        second = torch.zeros_like(change)
+        second = change.new_zeros(change.shape)
     if isinstance(optimizer, ServerAdam):
         moved, rate = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2, _adam_rate(optimizer, state.round)
     else:
-        sign = torch.sign(second - change**2)
+        sign = (second - change**2).sign()
         moved, rate = second - (1 - optimizer.beta_2) * change**2 * sign, optimizer.eta
     velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change
     params = state.params + rate * velocity / (moved.sqrt() + optimizer.tau)

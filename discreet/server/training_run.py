@@ -19,12 +19,11 @@ from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, Work
 from discreet.queries.scores import main_score
 from discreet.server.divergence import ClipWatch, divergence
-from discreet.server.guarantees import mechanisms_of
 from discreet.server.progress import Progress, round_line
-from discreet.server.round import RoundMetrics, dp_fedavg_round
+from discreet.server.round import RoundMetrics, RoundSettings, dp_fedavg_round
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunStatus, read_status, write_status
-from discreet.server.run_plan import Plan
+from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Brought, RoundAbandoned, RoundReport, Transport, check_exchange
 from discreet.settings.privacy import GUARANTEES, USER
@@ -56,7 +55,6 @@ class TrainingRun:
 
     Args:
       context: the run.
-      plan: its public constants.
       transport: asks the clients; for a sum that nobody has read under secure aggregation, and only then.
       evaluate: loss and scores of the model after a round, on the server's public test set.
       on_round: is told the row of metrics.csv of each round.
@@ -65,17 +63,18 @@ class TrainingRun:
     def __init__(
         self,
         context: RunContext,
-        plan: Plan,
         *,
         transport: Transport,
         evaluate: Callable[[State], Scores],
         on_round: OnRound | None = None,
     ) -> None:
-        check_exchange(transport, masked=plan.settings.release.masked)
+        plan = context.plan
+        self.settings, self.sampling = round_settings(plan), cohort_sampling(plan)
+        self.evaluation = evaluation_plan(plan)
+        check_exchange(transport, masked=self.settings.release.masked)
         self.context, self.plan, self.transport, self.evaluate = context, plan, transport, evaluate
-        self.folder, self.ledger = context.folder, context.ledger
-        self.rounds, self.privacy = context.config.rounds, context.config.privacy
-        self.on_round, self.mechanisms = on_round, mechanisms_of(context.config)
+        self.folder, self.ledger, self.rounds = context.folder, context.ledger, plan.run.rounds
+        self.on_round, self.mechanisms = on_round, plan.mechanisms
         self.finite = tuple(name for each in self.mechanisms.values() for name in each.finite)
         self.progress = Progress(None, self.rounds)
         before = read_status(self.folder) or RunStatus("running", self.rounds)
@@ -84,7 +83,7 @@ class TrainingRun:
         self.out: set[int] = set()
         self.abandoned, before_now = 0, self.folder.read_metrics()
         shares = [row["fraction_below"] for row in before_now]
-        self.clip_watch = ClipWatch(plan.settings.release.clipping, [share for share in shares if share is not None])
+        self.clip_watch = ClipWatch(self.settings.release.clipping, [share for share in shares if share is not None])
         rows = [(row["loss"], row[main_score(row)]) for row in before_now]
         self.losses = [loss for loss, _ in rows if loss is not None]
         self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
@@ -101,9 +100,9 @@ class TrainingRun:
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(checkpoint, best=True)
         write_status(self.folder, self.status)
-        logger.info("%d rounds, expected cohort %g", self.rounds, self.plan.settings.expected_cohort)
-        if self.plan.evaluation:
-            self.plan.evaluation.announce()
+        logger.info("%d rounds, expected cohort %g", self.rounds, self.settings.expected_cohort)
+        if self.evaluation:
+            self.evaluation.announce()
         self.progress = Progress(progress, self.rounds)
         self._look_at_account(checkpoint)
         with self.progress.shown(checkpoint.round):
@@ -114,9 +113,9 @@ class TrainingRun:
         """Says what the population has spent before this run, and how far its budget reaches."""
         if self.ledger.account is None:
             return
-        rounds = [self.plan.settings_of(number + 1).release for number in range(checkpoint.round, self.rounds)]
+        rounds = [self._settings_of(number + 1).release for number in range(checkpoint.round, self.rounds)]
         charges = [Charge(0, USER, "", each.event) for each in rounds if each.event is not None]
-        plan, ratings = self.plan.evaluation, list[Charge]()
+        plan, ratings = self.evaluation, list[Charge]()
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=self.rounds)))
         logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
@@ -124,7 +123,7 @@ class TrainingRun:
     def rate(self, last: State, *, is_last: bool) -> State:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
         words, if it would pass the budget. Returns `last` with what clients have reported of their accounts."""
-        plan = self.plan.evaluation
+        plan = self.evaluation
         if plan is None or not plan.is_due(last.round, last=is_last) or plan.has_rated(self.folder, last.round):
             return last
         try:
@@ -139,7 +138,7 @@ class TrainingRun:
         self.members = self.transport.members()
         source = self.context.source.child("evaluation", last.round)
         report = RoundReport(finite=self.finite)
-        cohort = self.plan.sampling.draw(self.members, source.child("cohort"))
+        cohort = self.sampling.draw(self.members, source.child("cohort"))
         replies = self._ask(last, cohort, RATE)
         charge, noise = partial(self._charge, last.round, USER), source.child("noise")
         at = plan.joined.of_round(last, noise, charge)
@@ -164,7 +163,7 @@ class TrainingRun:
             if checkpoint.round >= self.rounds:
                 return Outcome(checkpoint, None)
             try:
-                release = self.plan.settings_of(checkpoint.round + 1).release
+                release = self._settings_of(checkpoint.round + 1).release
                 if release.guarantee is not None and release.event is not None:
                     self._check_room(release.guarantee, release.event, "the next round")
                 checkpoint, report = self._next_round(checkpoint)
@@ -185,17 +184,24 @@ class TrainingRun:
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
 
+    def _joins(self, number: int) -> bool:
+        """True if the cohort of a round also rates the model that it starts from."""
+        return self.evaluation is not None and self.evaluation.config.joins(number)
+
+    def _settings_of(self, number: int) -> RoundSettings:
+        return self.evaluation.joined if self.evaluation and self._joins(number) else self.settings
+
     def _epsilon(self, spent: PrivacyLedger) -> float:
-        return spent.epsilon(self.privacy.delta, self.privacy.accountant)
+        return spent.epsilon(self.plan.run.delta, self.plan.run.accountant)
 
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
         """Raises BudgetSpent if an event would pass the budget of this run or, if it charges an account, of all
         runs over the same population; the message says what is left."""
-        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, privacy=self.privacy)
+        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, budget=self.plan.budget(guarantee))
 
     def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
-        return self.plan.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
+        return self.sampling.draw(self.members, self._draw(checkpoint).child("cohort"))
 
     def _nobody_left(self) -> bool:
         """Whether every client that can be asked has refused in this run. A spent budget or a policy stays what it is,
@@ -215,13 +221,13 @@ class TrainingRun:
         """Does the round after `checkpoint`; writes ledger, metrics, checkpoint, in that order."""
         self.members = self.transport.members()  # the time that it waits for clients is no round's
         started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-        work = TRAIN_AND_RATE if self.plan.joins(checkpoint.round + 1) else TRAIN
+        work = TRAIN_AND_RATE if self._joins(checkpoint.round + 1) else TRAIN
         replies = self.progress.counted(self._ask(checkpoint, cohort, work), cohort=len(cohort))
         report = RoundReport(cohort=len(cohort), finite=self.finite)
         state, metrics = self._round(checkpoint, replies, report)
         self.out |= report.refused
-        if self.plan.evaluation and metrics.answers:
-            self.plan.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self._tell)
+        if self.evaluation and metrics.answers:
+            self.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self._tell)
         for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
             logger.warning("%s", self.context.says(note))
         after = report.added_to(state)
@@ -237,7 +243,7 @@ class TrainingRun:
 
     def _round(self, checkpoint: State, replies: Iterable[Brought], report: RoundReport) -> tuple[State, RoundMetrics]:
         number = checkpoint.round + 1
-        settings = self.plan.settings_of(number)
+        settings = self._settings_of(number)
         charge = partial(self._charge, number, settings.release.guarantee or USER)
         accepted, noise = report.accept(replies), self._draw(checkpoint).child("noise")
         done = dp_fedavg_round(checkpoint, accepted, settings, source=noise, charge=charge)

@@ -21,9 +21,9 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EPSILONS, TRAIN, TrainRequest, Work
+from discreet.server.plan import Plan
 from discreet.server.run_plan import answers_of, round_settings
 from discreet.server.transport import Failure
-from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import Numbers, table_of
 from discreet.simulation.engine import Engine
@@ -45,16 +45,16 @@ class BatchedTransport:
 
     def __init__(
         self,
-        run: RunConfig,
+        plan: Plan,
         engine: Engine,
         *,
         accounts: Accounts | None,
         vector: SecureSum | None = None,
         workers: MakesWorkers | None = None,
     ) -> None:
-        self.run, self.engine, self.accounts, self._asked = run, engine, accounts, client_settings(run)
-        answers = answers_of(run, engine.rates.query) if engine.rates else None
-        trainer = _Trainer(run, engine, round_settings(run).release, answers, vector)
+        self.plan, self.engine, self.accounts = plan, engine, accounts
+        answers = answers_of(plan, engine.rates.query) if engine.rates else None
+        trainer = _Trainer(plan.seed, plan.run.example.clip_norm, engine, round_settings(plan).release, answers, vector)
         self._workers = (workers or _workers_here)(trainer)
 
     def __enter__(self) -> Self:
@@ -71,7 +71,7 @@ class BatchedTransport:
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[PartialReply | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
-        asked = TrainRequest(round_number, clip_norm, self._asked, work=work)
+        asked = TrainRequest(round_number, clip_norm, self.plan.run, work=work)
         refused: list[Failure] = []
         self._workers.begin(params)
         yield from self._workers.replies(self._admitted(asked, cohort, refused))
@@ -127,7 +127,8 @@ def _workers_here(trainer: _Trainer) -> Workers[_Work]:
 class _Trainer:
     """All that a worker needs to do a piece of work. It holds no source of randomness, so it may travel."""
 
-    run: RunConfig
+    seed: int | None
+    example_norm: float
     engine: Engine
     release: ServerRelease
     answers: AnswerNoise | NoisedByClients | None
@@ -153,20 +154,20 @@ class _Trainer:
             assert self.answers is not None
             assert self.engine.rates is not None
             total = sum_for(self.answers)
-            total.add(self.engine.rates.of(work.clients, params, _sources(self.run, work)))
+            total.add(self.engine.rates.of(work.clients, params, _sources(self.seed, work)))
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)
 
     def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialReply:
         """The sum of what the clients put into a masked sum, each with the noise of its own."""
-        sources, count, request = _sources(self.run, work), len(work.clients), work.request
+        sources, count, request = _sources(self.seed, work), len(work.clients), work.request
         answers = None
         if request.work.query:
             assert self.engine.rates is not None
             answers = self.engine.rates.of(work.clients, params, sources)
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
-            updates = chunk_steps(self._chunk(work), params, self.run.privacy.example.clip_norm).cpu()
+            updates = chunk_steps(self._chunk(work), params, self.example_norm).cpu()
         elif request.work.trains:
             updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)
@@ -187,8 +188,8 @@ class _Trainer:
     def _chunk(self, work: _Work) -> Chunk:
         engine = self.engine
         table = table_of([engine.client_examples.examples(client) for client in work.clients])
-        secure = self.run.seed is None
-        draws: Draws = SecureDraws(secure_source()) if secure else SeededDraws(_sources(self.run, work))
+        secure = self.seed is None
+        draws: Draws = SecureDraws(secure_source()) if secure else SeededDraws(_sources(self.seed, work))
         return Chunk(engine.model, engine.data, table, work.training, draws)
 
     def _updates(self, params: Tensor, work: _Work) -> PartialReply:
@@ -206,9 +207,9 @@ class _Trainer:
 MakesWorkers = Callable[[_Trainer], Workers[_Work]]
 
 
-def _sources(run: RunConfig, work: _Work) -> list[RandomSource]:
+def _sources(seed: int | None, work: _Work) -> list[RandomSource]:
     """Each client's own; without a seed one secure source stands for all."""
-    if run.seed is None:
+    if seed is None:
         return [secure_source()] * len(work.clients)
-    seeded = seeded_source(run.seed)
+    seeded = seeded_source(seed)
     return [seeded.child("client", work.request.round, client) for client in work.clients]

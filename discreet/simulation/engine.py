@@ -19,9 +19,8 @@ from discreet.node.release import own_noise
 from discreet.per_example.objective import Loss, cross_entropy
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import EVALUATION, Query, query_of
-from discreet.server.guarantees import mechanisms_of
+from discreet.server.plan import Plan
 from discreet.settings.privacy import EXAMPLE
-from discreet.settings.run_config import RunConfig, client_settings
 from discreet.simulation.chunk import dual_is_cheaper
 from discreet.simulation.client_examples import (
     ClientExamples,
@@ -105,7 +104,7 @@ class Engine:
         return replace(self, data=data, rates=rates)
 
 
-def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | None = None) -> Engine:
+def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None = None) -> Engine:
     """The engine for a run on a task; `client_examples` in place of the run's own partition.
 
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
@@ -113,8 +112,8 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     Raises:
         ValueError: a layer of the model has no pass by hand.
     """
-    device = torch.device(run.device)
-    model = model_for(run.model.name, task.shape, seed=0).to(device)
+    run, device = plan.run, torch.device(plan.device)
+    model = model_for(run.model, task.shape, seed=0).to(device)
     fixed, learned = split_fixed(model)
     if fixed is not None:
         logger.info("the fixed features of %d examples are computed once", len(task.train))
@@ -124,16 +123,15 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
     rates = None
     if run.evaluation.private:
         client_examples = TrainedExamples(client_examples, run.evaluation.share)
-        settings = client_settings(run)
-        query = query_of(EVALUATION, settings, task.shape)
-        rates = ChunkAnswers(query, learned, data, client_examples, own_noise(settings, query))
+        query = query_of(EVALUATION, run, task.shape)
+        rates = ChunkAnswers(query, learned, data, client_examples, own_noise(run, query))
     layers = learned_layers(model, task.shape.input_shape, loss=loss_of(run.task))
     if layers is None:
-        raise ValueError(f"model.name: {run.model.name} can't be trained many at a time: take engine=sequential")
+        raise ValueError(f"model.name: {run.model} can't be trained many at a time: take engine=sequential")
     local = settings_without_noise(run.training)
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
-    in_dual_form = EXAMPLE not in mechanisms_of(run) and dual_is_cheaper(layers, examples, local)
+    in_dual_form = EXAMPLE not in plan.mechanisms and dual_is_cheaper(layers, examples, local)
     return Engine(
         data,
         client_examples,
@@ -143,7 +141,7 @@ def engine_of(run: RunConfig, task: Task, *, client_examples: ClientExamples | N
             data.read(torch.zeros(1, dtype=torch.int64, device=device)),
             batch_size=run.training.batch_size,
             dual=examples if in_dual_form else 0,
-            kind="cuda" if run.engine == "ray" and run.ray.num_gpus else device.type,
+            kind="cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type,
         ),
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
         rates=rates,

@@ -15,19 +15,21 @@ from discreet.data.examples import Task
 from discreet.evaluation.asked_data import normalised
 from discreet.evaluation.private_statistics import needs_normaliser
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.mechanism_table import masked_mechanism, mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
 from discreet.queries.query import Query
-from discreet.server.guarantees import accounts_itself, mechanisms_of
-from discreet.server.session import Session, checked, finish, prepare, training_run
+from discreet.server.plan import Plan
+from discreet.server.session import Session, finish, prepare, resolve, training_run
 from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
 from discreet.server.transport import Failure, RoundAbandoned, Transport
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.extras import require
+from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.run_config import RunConfig, client_settings
@@ -44,22 +46,21 @@ LARGE_BATCH = 256  # below it a second thread waits more than it helps
 class InProcessTransport:
     """A `Transport` that calls each client where it stands. `vector`: the sum under secure aggregation."""
 
-    run: RunConfig
+    plan: Plan
     state_folder: str
     vector: SecureSum | None = None
 
     def members(self) -> Sequence[int]:
         """Every virtual client."""
-        return range(self.run.data.num_clients)
+        return range(self.plan.run.data.num_clients)
 
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[TrainReply | PartialReply | Failure]:
         """Trains one client after the other."""
-        run = client_settings(self.run)
         for client_id in cohort:
-            virtual = VirtualClient(client_id, self.state_folder, seed=self.run.seed, data_path=self.run.data.path)
-            request = TrainRequest(round_number, clip_norm, run, virtual, work)
+            virtual = VirtualClient(client_id, self.state_folder, seed=self.plan.seed, data_path=self.plan.data_path)
+            request = TrainRequest(round_number, clip_norm, self.plan.run, virtual, work)
             try:
                 client = virtual_client(request)
                 if self.vector is None:
@@ -115,7 +116,7 @@ class InTheClear:
 def simulate(
     config: RunConfig,
     *,
-    resolved: RunConfig | None = None,
+    decided: PrivacyConfig | None = None,
     progress: TextIO | None = None,
     on_round: OnRound | None = None,
 ) -> Outcome:
@@ -123,7 +124,7 @@ def simulate(
 
     Args:
       config: of the run.
-      resolved: the configuration with its noise resolved, if that was done before.
+      decided: the guarantees with their noise, if a target has chosen it before.
       progress: a terminal to show it on.
       on_round: is called with the row of metrics.csv of each round.
 
@@ -134,8 +135,8 @@ def simulate(
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     with ExitStack() as stack:
-        session = prepare(config, simulated=True, held=stack, resolved=resolved)
-        session = normalised(session, lambda query: data_answers(query, session.config, session.task))
+        session = prepare(config, simulated=True, held=stack, decided=decided)
+        session = normalised(session, lambda query: data_answers(query, session.plan, session.task))
         transport = asked_by(session, stack)
         text = config.operations.log_format == "text"
         rounds = training_run(session, transport, on_round=on_round)
@@ -149,14 +150,15 @@ def asked_by(session: Session, held: ExitStack) -> Transport:
     transport, vector = virtual_clients(session, held), vector_of_run(session)
     if vector is None:
         return transport
-    fewest = session.config.population_size - session.config.privacy.secure.dropouts
+    run = session.plan.run
+    fewest = run.user.population_size - run.secure.dropouts
     return InTheClear(transport, vector, fewest)
 
 
 def vector_of_run(session: Session) -> SecureSum | None:
     """The sum that clients add to under secure aggregation; None without."""
-    mechanism = masked_mechanism(client_settings(session.config))
-    return None if mechanism is None else mechanism.sum(session.sizes)
+    mechanism = masked_mechanism(session.plan.run)
+    return None if mechanism is None else mechanism.sum(session.plan.sizes)
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
@@ -165,31 +167,32 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     Raises:
       ConfigError: the engine does not cover the run.
     """
-    config = session.config
-    _check_trains(config)
-    if needs_normaliser(config):
+    plan = session.plan
+    _check_trains(plan.run)
+    if needs_normaliser(plan):
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
-    session.model.to(config.device)
-    uncovered = _not_batched(config, session)
-    if config.engine == "sequential" or uncovered:
+    session.model.to(plan.device)
+    uncovered = _not_batched(plan.run, plan.engine, session)
+    if plan.engine == "sequential" or uncovered:
         logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
-        return InProcessTransport(config, str(session.folder.path), vector_of_run(session))
+        return InProcessTransport(plan, str(session.folder.path), vector_of_run(session))
     return held.enter_context(_batched(session, held))
 
 
-def check(config: RunConfig) -> RunConfig:
-    """The configuration with its noise resolved; starts nothing and opens no folder.
+def check(config: RunConfig) -> Plan:
+    """The plan of a run; starts nothing and opens no folder.
 
     Raises:
       ConfigError: `simulate` would refuse the configuration.
     """
     _check_engine(config)
-    return checked(config)[0]
+    return resolve(config)[0]
 
 
 def _check_engine(config: RunConfig) -> None:
-    _check_trains(config)
-    _not_batched(config)
+    run = client_settings(config)
+    _check_trains(run)
+    _not_batched(run, config.engine)
     if config.engine == "ray":
         require("ray", extra="simulation", why="engine=ray")
         check_value(config.device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
@@ -199,47 +202,47 @@ def _check_engine(config: RunConfig) -> None:
         raise ConfigError(f"device={config.device} needs a GPU that PyTorch can use, and there is none")
 
 
-def _check_trains(config: RunConfig) -> None:
-    if config.statistics.only:
+def _check_trains(run: ClientSettings) -> None:
+    if run.statistics.only:
         raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
 
 
-def _not_batched(config: RunConfig, session: Session | None = None) -> str | None:
+def _not_batched(run: ClientSettings, engine: str, session: Session | None = None) -> str | None:
     """The setting that keeps clients from being trained many at a time, None if none does; of the model with a session.
 
     Raises:
       ConfigError: the engine that was asked for trains in no other way.
     """
     uncovered = None
-    if not all(each.batched for each in mechanisms_of(config).values()):
-        uncovered = f"privacy.local.kind={config.privacy.local.kind}"
+    if not all(each.batched for each in mechanisms_of(run).values()):
+        uncovered = f"privacy.local.kind={run.local.kind}"
     elif session and learned_layers(session.model, session.task.shape.input_shape) is None:
-        uncovered = f"model.name={config.model.name}"
-    if config.engine in ("batched", "ray") and uncovered:
-        raise ConfigError(f"engine={config.engine} does not cover {uncovered}: take engine=auto")
+        uncovered = f"model.name={run.model}"
+    if engine in ("batched", "ray") and uncovered:
+        raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")
     return uncovered
 
 
 def _batched(session: Session, held: ExitStack) -> BatchedTransport:
-    config, accounts, workers = session.config, None, None
-    if accounts_itself(config):
+    plan, accounts, workers = session.plan, None, None
+    if plan.accounts_itself:
         ledger = DurableLedger(session.folder.clients_ledger_path)
-        accounts = Accounts(ledger, config.privacy.delta, config.privacy.accountant)
-    engine = engine_of(config, session.task)
-    if config.engine == "ray":
+        accounts = Accounts(ledger, plan.run.delta, plan.run.accountant)
+    engine = engine_of(plan, session.task)
+    if plan.engine == "ray":
         from discreet.simulation.ray_workers import workers_on_ray  # Ray takes seconds to import
 
-        workers = workers_on_ray(config, held)
+        workers = workers_on_ray(plan.ray, plan.run.model, held)
     else:
         logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
-    return BatchedTransport(config, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
+    return BatchedTransport(plan, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
 
 
-def data_answers(query: Query, config: RunConfig, task: Task) -> Iterator[TrainReply]:
+def data_answers(query: Query, plan: Plan, task: Task) -> Iterator[TrainReply]:
     """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
-    clients = client_examples_of(task, config.data)
-    if config.evaluation.private:
-        clients = TrainedExamples(clients, config.evaluation.share)
-    for client in range(config.data.num_clients):
+    run, clients = plan.run, client_examples_of(task, plan.run.data)
+    if run.evaluation.private:
+        clients = TrainedExamples(clients, run.evaluation.share)
+    for client in range(run.data.num_clients):
         held = task.train.subset(torch.from_numpy(clients.examples(client)))
         yield TrainReply(1, torch.zeros(0), False, answer=query.answer(held.inputs, held.targets).to(torch.float32))

@@ -39,7 +39,6 @@ from discreet.models.models import OWN, own_builder
 from discreet.protocol.run_lost import RunLostError
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
 from discreet.simulation.processes import ray_environment, scratch_folder
 
 ANY = "auto"
@@ -126,9 +125,9 @@ class RayCluster:
             raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})")
 
 
-def own_model_of(config: RunConfig) -> str:
-    """The name of the model of one's own that a run builds, for `connected`; empty if it is one of Discreet's."""
-    return config.model.name if OWN in config.model.name else ""
+def own_model_of(model: str) -> str:
+    """The name of a model of one's own, for `connected`; empty of one of Discreet's."""
+    return model if OWN in model else ""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
 from discreet.protocol.run_lost import RunLostError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.run_config import RayConfig
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.cohort import MakesWorkers
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, connected, one_line, own_model_of
@@ -125,8 +125,8 @@ def _loaded(held: _Held) -> Train[Any]:
     return ray.get(held.trainer).on(held.device).replies  # type: ignore[no-any-return]
 
 
-def workers_on_ray(config: RunConfig, held: ExitStack) -> MakesWorkers:
-    """Connects to the cluster of a run until `held` ends, and gives what makes workers of it."""
-    cluster = held.enter_context(connected(config.ray.address, own_model=own_model_of(config)))
+def workers_on_ray(asked: RayConfig, model: str, held: ExitStack) -> MakesWorkers:
+    """Connects to the cluster of a run with a model until `held` ends, and gives what makes workers of it."""
+    cluster = held.enter_context(connected(asked.address, own_model=own_model_of(model)))
     logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
-    return partial(RayWorkers, cluster=cluster, num_gpus=config.ray.num_gpus)
+    return partial(RayWorkers, cluster=cluster, num_gpus=asked.num_gpus)

@@ -106,7 +106,7 @@ def run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path, ended: Ende
     Raises:
       ConfigError: the cluster can't be used, or a machine does not see the folder; nothing has started.
     """
-    address, names = jobs[0].config.ray.address, [own_model_of(job.config) for job in jobs]
+    address, names = jobs[0].config.ray.address, [own_model_of(job.config.model.name) for job in jobs]
     with connected(address, own_model=max(names)) as cluster:
         cluster.check_gpus(max(job.config.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
@@ -131,7 +131,7 @@ class _Tasks:
 
     def start(self, job: Job, restarts: int = 0) -> None:
         known = restarts > 0 or _knows(job.folder)
-        ticket = Ticket(job, self.place, versions(own_model_of(job.config)), known)
+        ticket = Ticket(job, self.place, versions(own_model_of(job.config.model.name)), known)
         num_gpus = 0.0 if job.config.engine == "ray" else job.config.ray.num_gpus
         task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_attempt)
         self.running[task.remote(ticket)] = job, restarts

@@ -24,6 +24,7 @@ from discreet.server.chosen_trial import (
     require_room,
     require_whole,
 )
+from discreet.server.plan import planned
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
@@ -94,7 +95,7 @@ def price(tune: Tune, configs: Sequence[RunConfig]) -> str:
         )
     if any(config.data.normalise == "private" for config in configs):
         raise ConfigError("data.normalise must be none or public with discreet tune, whose price is that of rounds")
-    cost = cost_of(configs, tune.count)
+    cost = cost_of(list(map(planned, configs)), tune.count)
     tune.check_budget(cost)
     return (
         f"{len(configs)} candidates; a {tune.distribution} number of trials, {tune.mean:g} on average\n"
@@ -132,7 +133,8 @@ def trial_jobs(tune: Tune, configs: Sequence[RunConfig], folder: Path) -> list[J
     Raises:
       ConfigError: the population's account has no room for those that have not begun.
     """
-    require_room([configs[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()])
+    plans = list(map(planned, configs))
+    require_room([plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()])
     jobs = []
     for number, trial in enumerate(tune.trials, start=1):
         files = RunFolder(folder / trial.folder)
@@ -162,7 +164,7 @@ def publish_best(tune: Tune, configs: Sequence[RunConfig], trials: Sequence[RunF
     """
     require_whole(trials)
     repeated = max(DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds for f in trials)
-    cost = cost_of(configs, tune.count, repeated=max(0, repeated))
+    cost = cost_of(list(map(planned, configs)), tune.count, repeated=max(0, repeated))
     tune.check_budget(cost)
     chosen = publish(max((files.path for files in trials), key=score), output, trials=tune.count, cost=cost)
     shutil.rmtree(output / "trials")

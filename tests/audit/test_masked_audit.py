@@ -21,9 +21,9 @@ from discreet.per_example.per_example import sum_one_by_one
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
-from discreet.server.session import checked
+from discreet.server.session import resolve
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.run_config import RunConfig
 from discreet.training.shared_step import shared_step
 from tests.client.clients import config
 
@@ -204,10 +204,10 @@ def test_a_fault_of_a_clients_sum_is_found_from_outside(
 
 
 def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:
-    resolved, task = checked(steps())
+    resolved, task = resolve(steps())
     _, _, without, within = step_parts(resolved, task, 1)
     moved = float(torch.linalg.vector_norm(within.update - without.update))
-    assert moved == pytest.approx(step_norm(client_settings(resolved)), rel=1e-5)
+    assert moved == pytest.approx(step_norm(resolved.run), rel=1e-5)
 
 
 @pytest.mark.parametrize("word", ["privacy.user.aggregation=plain", "privacy.user.noise_multiplier=0"])

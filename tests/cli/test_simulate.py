@@ -12,7 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from discreet.cli.sweep import sweep_of
-from discreet.server import guarantees
+from discreet.server import plan
+from discreet.server.plan import plan_of
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
@@ -61,13 +62,13 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
 
 
 def test_a_sweep_calibrates_the_noise_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrated, calibrate = list[float](), guarantees.noise_multiplier_for_releases
+    calibrated, calibrate = list[float](), plan.noise_multiplier_for_releases
 
     def counted(target_epsilon: float, **more: Any) -> float:
         calibrated.append(target_epsilon)
         return calibrate(target_epsilon, **more)
 
-    monkeypatch.setattr(guarantees, "noise_multiplier_for_releases", counted)
+    monkeypatch.setattr(plan, "noise_multiplier_for_releases", counted)
     words = [*SMALL, "rounds=2", "seed=5501", "privacy.user.target_epsilon=4,8"]
     sweep(f"hydra.sweep.dir={tmp_path}", *words)
     assert calibrated == [4, 8]
@@ -100,7 +101,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
     assert [path.read_text().splitlines()[:2] for path in before] == [each[:2] for each in lines]
     folders = [RunFolder(tmp_path / "a sweep" / name) for name in "012"]
     assert [len(folder.read_metrics()) for folder in folders] == [2, 2, 2]
-    assert [len(folder.ledger(folder.read_config()).releases()) for folder in folders] == [2, 2, 2]
+    assert [len(folder.ledger(plan_of(folder.read_config())).releases()) for folder in folders] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_each_way_of_sampling_draws_the_cohort_that_is_accounted(
     simulate(load_config([*SMALL, *noise, *words, f"output_dir={folder}"]))
     rows = RunFolder(folder).read_metrics()
     assert {row["cohort"] for row in rows} == sizes
-    event = RunFolder(folder).ledger(RunFolder(folder).read_config()).releases()[0].event
+    event = RunFolder(folder).ledger(plan_of(RunFolder(folder).read_config())).releases()[0].event
     assert ("sampled_without_replacement" in event) == ("sampling.kind=fixed" in words)
     assert "poisson" not in event
 

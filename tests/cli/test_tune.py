@@ -17,7 +17,7 @@ from discreet.privacy.selection import TrialCount
 from discreet.reporting.page import report_of
 from discreet.reporting.spending import epsilon_curves
 from discreet.server.chosen_trial import cost_of, publish, require_room
-from discreet.server.guarantees import server_mechanism
+from discreet.server.plan import plan_of, planned
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
@@ -55,15 +55,15 @@ def test_what_is_no_list_is_refused(word: str, message: str) -> None:
 def test_the_cost_is_the_published_one() -> None:
     words = [f"{NOISE}=1", "sampling.probability=0.01", "rounds=1000", "privacy.delta=1e-6"]
     configs = [load_config([*words, f"training.learning_rate={rate}"]) for rate in (0.1, 0.2)]
-    cost = cost_of(configs, TrialCount("logarithmic", 10))
+    cost = cost_of(list(map(planned, configs)), TrialCount("logarithmic", 10))
     assert (cost.one_trial, cost.selection) == pytest.approx((2.437, 3.851), abs=5e-4)
 
 
 def test_a_round_that_was_done_again_costs_more() -> None:
     configs, trials = [load_config([*SMALL, f"{NOISE}=1", "rounds=9"])], TrialCount("geometric", 3)
-    ten = cost_of([load_config([*SMALL, f"{NOISE}=1", "rounds=10"])], trials)
-    assert cost_of(configs, trials, repeated=1).selection == pytest.approx(ten.selection)
-    assert cost_of(configs, trials).selection < ten.selection
+    ten = cost_of([planned(load_config([*SMALL, f"{NOISE}=1", "rounds=10"]))], trials)
+    assert cost_of(list(map(planned, configs)), trials, repeated=1).selection == pytest.approx(ten.selection)
+    assert cost_of(list(map(planned, configs)), trials).selection < ten.selection
 
 
 REFUSED = {
@@ -84,7 +84,7 @@ def test_what_can_not_be_accounted_is_refused(reason: str) -> None:
     words, message = REFUSED[reason]
     other = load_config([f"{NOISE}=4", "sampling.probability=1.0", "rounds=60"])
     with pytest.raises(ConfigError, match=message):
-        cost_of([load_config(words), other], TrialCount("poisson", 5))
+        cost_of([planned(load_config(words)), planned(other)], TrialCount("poisson", 5))
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_the_chosen_run_says_which_round_its_model_is_of_if_it_was_lost(tmp_path
     facts = json.loads((files.path / "privacy.json").read_text())
     files.write_privacy({**facts, "stopped": "lost", "model_round": 1})
     trials = TrialCount("geometric", 3)
-    cost = cost_of([replace(config, output_dir=None)], trials)
+    cost = cost_of([planned(replace(config, output_dir=None))], trials)
     chosen = publish(files.path, tmp_path, trials=trials, cost=cost)
     stated = json.loads((chosen / "privacy.json").read_text())
     assert (stated["rounds"], stated["model_round"], stated["stopped"]) == (2, 1, "lost")
@@ -168,7 +168,7 @@ def price(tuned: Path) -> float:
     """Of the choice, from the published numbers' own code path: the ledger plays no part in it."""
     trials = TrialCount("geometric", 3)
     configs = [load_config([*SMALL, f"{NOISE}={noise}"]) for noise in (1, 2)]
-    return cost_of(configs, trials).selection
+    return cost_of(list(map(planned, configs)), trials).selection
 
 
 def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path, price: float) -> None:
@@ -178,7 +178,7 @@ def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path
     assert privacy["guarantees"][0]["events"][0]["event"]["kind"] == "repeat_and_select"
     assert [row["epsilon_user"] for row in chosen.read_metrics()] == [pytest.approx(price)]
     assert chosen.read_config().privacy.accountant == "rdp"
-    ledger = chosen.ledger(chosen.read_config())
+    ledger = chosen.ledger(plan_of(chosen.read_config()))
     assert ledger.verify() == []
     assert ledger.spent("user").epsilon(privacy["delta"], "rdp") == pytest.approx(price)
     with safe_open(chosen.path / "model.safetensors", framework="pt") as file:
@@ -256,7 +256,7 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
     assert ran == drawn[1:]  # the first is not run again, the second goes on
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["chosen"]
     twice = cost_of(
-        [load_config([*SMALL, f"{NOISE}={noise}"]) for noise in (1, 2)], TrialCount("geometric", 3), repeated=1
+        [planned(load_config([*SMALL, f"{NOISE}={noise}"])) for noise in (1, 2)], TrialCount("geometric", 3), repeated=1
     )
     assert RunFolder(tmp_path / "out" / "chosen").read_metrics()[-1]["epsilon_user"] == pytest.approx(twice.selection)
 
@@ -317,7 +317,8 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
 ) -> None:
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
     monkeypatch.setattr(tuning, "require_room", lambda _: None)  # another run takes the room meanwhile
-    one = PrivacyLedger(((server_mechanism(load_config(SMALL)).event(2.0), load_config(SMALL).rounds),)).epsilon(1e-3)
+    plan = planned(load_config(SMALL))
+    one = PrivacyLedger(((plan.mechanism.event(2.0), plan.run.rounds),)).epsilon(1e-3)
     assert main(over(people, one * 1.01)) == 2
     assert "one ended early: nothing is published" in capsys.readouterr().err
     assert not (people.parent / "out" / "chosen").exists()
@@ -327,4 +328,4 @@ def test_trials_over_two_accounts_are_refused(people: Path) -> None:
     words = [*SMALL, "seed=null", f"{NOISE}=2", "sampling.population_name=people"]
     configs = [load_config([*words, f"privacy.user.account={people}{more}"]) for more in ("", "2")]
     with pytest.raises(ConfigError, match=r"privacy\.user\.account must be the same"):
-        require_room(configs)
+        require_room(list(map(planned, configs)))

@@ -29,6 +29,7 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.metric_answers import metric_blocks, metrics_of
 from discreet.queries.query import Query
+from discreet.server.plan import plan_of
 from discreet.server.run_plan import answers_of
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.evaluation import MEANS, METRICS
@@ -269,7 +270,7 @@ def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[s
     noise = own_noise(client_settings(cohort), asked)
     assert isinstance(noise, LocalAnswerNoise)
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
-    assert answers_of(cohort, asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)
+    assert answers_of(plan_of(cohort), asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)
 
 
 REFUSED = {

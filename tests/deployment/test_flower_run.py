@@ -19,6 +19,7 @@ from discreet.deployment.local_federation import wait_until
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, RunStatus, read_status
 from discreet.settings.compose import load_config
+from discreet.settings.run_config import described
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import SCRATCH, below
 from tests.command import run as main
@@ -204,7 +205,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
-    RunFolder(tmp_path).write_config(load_config([*SMALL, "rounds=1", f"output_dir={tmp_path}"]))
+    RunFolder(tmp_path).write_config(described(load_config([*SMALL, "rounds=1", f"output_dir={tmp_path}"])))
     assert program([word.format(there=tmp_path)]) == 2
     assert capsys.readouterr() == ("", f"discreet: {said.format(there=tmp_path)}\n")
     assert local_federation.main(["seed=40961"]) == 2  # nodes of other people repeat nothing

@@ -21,6 +21,7 @@ from discreet.deployment.local_federation import RUN_SECONDS, wait_until
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from discreet.settings.compose import load_config
+from discreet.settings.run_config import described
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -122,7 +123,7 @@ def test_a_tune_that_is_ended_leaves_no_process_and_chooses_nothing(tmp_path: Pa
 def begun(path: Path) -> RunFolder:
     path.mkdir()
     folder = RunFolder(path)
-    folder.write_config(load_config([*SMALL, f"output_dir={path}"]))
+    folder.write_config(described(load_config([*SMALL, f"output_dir={path}"])))
     write_status(folder, RunStatus("running", 30))
     return folder
 

@@ -16,6 +16,7 @@ from dp_accounting import GaussianDpEvent
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.known_ledgers import STATE_VARIABLE, KnownLedgers, Mark
 from discreet.node.nodes import node_client
+from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.run_config import RunConfig
@@ -138,11 +139,11 @@ def test_on_another_machine_the_checkpoint_tells(
     folder = copied(runs / "run", tmp_path / "run")
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
     with pytest.raises(LedgerError, match="never charged on this machine"):
-        RunFolder(folder).check_ledgers(small(), simulated=True)
+        RunFolder(folder).check_ledgers(planned(small()), simulated=True)
     WAYS[way](folder / file, runs)
     assert ledger_command(["adopt", str(folder)]) == 0
     with pytest.raises(LedgerError, match=f"{file} is older than the checkpoint beside it, or of another run"):
-        RunFolder(folder).check_ledgers(small(), simulated=True)
+        RunFolder(folder).check_ledgers(planned(small()), simulated=True)
 
 
 def test_a_ledger_that_was_turned_back_can_not_be_adopted(node: Path, capsys: pytest.CaptureFixture[str]) -> None:

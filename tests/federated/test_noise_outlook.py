@@ -12,8 +12,8 @@ from statistics import fmean
 import pytest
 
 from discreet.accounting.noise_ratio import LARGEST_DRIVE, noise_ratio
-from discreet.server.guarantees import resolve_noise
 from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook
+from discreet.server.plan import Plan, plan_of, planned, resolve_noise
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
@@ -28,13 +28,22 @@ POINTS = 0.03
 
 
 def outlook_of(settings: str) -> NoiseOutlook:
-    config = resolve_noise(load_config([*settings.split(), "privacy.user.too_noisy=warn"]))
-    return noise_outlook(config, num_params=650 if config.model.name == "logistic_regression" else PARAMS)
+    plan = planned(load_config([*settings.split(), "privacy.user.too_noisy=warn"]))
+    return noise_outlook(replace(plan, num_params=650 if plan.run.model == "logistic_regression" else PARAMS))
+
+
+def check(*words: str) -> None:
+    asked = load_config(words)
+
+    def of_rounds(rounds: int) -> Plan:
+        return plan_of(resolve_noise(replace(asked, rounds=rounds)), num_params=PARAMS)
+
+    check_noise(of_rounds(asked.rounds), of_rounds)
 
 
 def refusal(*words: str) -> str:
     with pytest.raises(ConfigError, match="these settings will not learn") as error:
-        check_noise(load_config(words), num_params=PARAMS)
+        check(*words)
     return str(error.value)
 
 
@@ -88,7 +97,7 @@ def test_every_remedy_that_a_refusal_names_is_one() -> None:
     said, asked = refusal(*words), load_config(words)
 
     def helps(config: RunConfig, num_params: int = PARAMS) -> bool:
-        return not noise_outlook(resolve_noise(config), num_params=num_params).drowned
+        return not noise_outlook(replace(planned(config), num_params=num_params)).drowned
 
     rounds, clients, params = (
         int(re.findall(pattern, said)[0]) for pattern in (r"rounds=(\d+)", r"of (\d+) clients", r"of (\d+) parameters")
@@ -127,4 +136,4 @@ def test_a_short_run_is_warned_of_by_the_same_measure_with_what_would_do(
 
 
 def test_a_run_that_has_begun_may_go_on() -> None:
-    check_noise(load_config(["rounds=200", "resume=true", "output_dir=run"]), num_params=PARAMS)
+    check("rounds=200", "resume=true", "output_dir=run")

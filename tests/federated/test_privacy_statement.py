@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
-from discreet.server.guarantees import guarantees_of
+from discreet.server.plan import plan_of, planned
 from discreet.server.run_context import guarantee_lines
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
@@ -41,7 +41,7 @@ def test_privacy_json_says_of_every_guarantee_what_the_page_says(tmp_path: Path)
 def test_example_level_is_zero_out_unless_the_number_of_examples_is_declared() -> None:
     words = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
     zero_out, declared = (
-        guarantees_of(load_config([*words, *more]))[1] for more in ([], ["data.public_num_examples=40"])
+        planned(load_config([*words, *more])).guarantees[1] for more in ([], ["data.public_num_examples=40"])
     )
     assert zero_out.adjacency == "zero-out: one example contributes nothing, n stays"
     assert "q = batch_size / n," in zero_out.mechanism
@@ -92,4 +92,4 @@ def test_amplification_is_said_to_need_a_secret_cohort_where_there_is_any(
 )
 def test_what_is_on_is_said_with_its_noise_or_its_target_before_the_first_round(words: list[str], said: str) -> None:
     config = load_config(["privacy.user.enabled=false", "privacy.example.enabled=true", *words])
-    assert said in "\n".join(guarantee_lines(config))
+    assert said in "\n".join(guarantee_lines(plan_of(config)))

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from discreet.data.datasets import load_task
 from discreet.evaluation.answer_sum import answer_round
-from discreet.evaluation.private_statistics import ask, data_shape, statistics_noise
+from discreet.evaluation.private_statistics import ask, statistics_noise, with_range
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import releases_of
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.answers import Block
-from discreet.queries.query import Query
+from discreet.queries.query import Query, shape_of_data
 from discreet.queries.statistic_answers import statistic_blocks
-from discreet.server.guarantees import resolve_noise, server_mechanism
+from discreet.server.plan import planned, resolve_noise
 from discreet.server.run_context import RunContext
-from discreet.server.session import checked
+from discreet.server.session import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.rules import ConfigError
@@ -44,12 +44,13 @@ def config_of(*words: str) -> RunConfig:
 
 
 def query(config: RunConfig, *names: str) -> Query:
-    task = load_task(config.data.name)
-    return Query(statistic_blocks(names or ["moments"], data_shape(config, task)))
+    ranged = with_range(config.statistics, config.data.name, None)
+    shape = shape_of_data(ranged, load_task(config.data.name).shape)
+    return Query(statistic_blocks(names or ["moments"], shape))
 
 
 def mechanism(config: RunConfig, asked: Query) -> Callable[[Sequence[Client], RandomSource], object]:
-    how = statistics_noise(config, asked.length)
+    how = statistics_noise(planned(config), asked.length)
 
     def run(clients: Sequence[Client], source: RandomSource) -> object:
         charged: list[object] = []
@@ -109,16 +110,16 @@ def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatc
 
 
 def test_what_is_asked_again_is_noised_anew(tmp_path: Path) -> None:
-    config = resolve_noise(config_of("seed=51817"))
+    config = config_of("seed=51817")
     ledger, source = DurableLedger.create(tmp_path / "ledger.db"), seeded_source(51817)
-    run = cast(RunContext, SimpleNamespace(config=config, ledger=ledger, source=source))
+    run = cast(RunContext, SimpleNamespace(plan=planned(config), ledger=ledger, source=source))
     first, second = (ask(run, query(config), [], name="statistics") for _ in range(2))
     assert first.values != second.values
 
 
 def test_it_costs_one_gaussian_beside_the_rounds() -> None:
     config = config_of("statistics.noise_multiplier=7", "rounds=12")
-    releases = releases_of(server_mechanism(config), 1.0, config.rounds)
+    releases = releases_of(planned(config).mechanism, 1.0, config.rounds)
     oracle = PLDAccountant()
     for event, count in releases:
         oracle.compose(event, count)
@@ -161,7 +162,7 @@ def test_a_target_pays_for_it_too() -> None:
 def test_what_it_does_not_go_with_is_refused_in_one_line(words: list[str], said: str) -> None:
     given = [*NOISY, "data.normalise=private", "privacy.user.noise_multiplier=1", *words]
     with pytest.raises(ConfigError, match=said) as refused:
-        checked(load_config(given))
+        resolve(load_config(given))
     assert "\n" not in str(refused.value)
 
 
@@ -172,17 +173,17 @@ def test_public_normalising_maps_the_public_range_to_minus_one_to_one() -> None:
         "privacy.user.noise_multiplier=1",
         "privacy.user.too_noisy=warn",
     ]
-    config, task = checked(load_config([*words, "data.normalise=public"]))
-    assert (config.normaliser.means, config.normaliser.deviations) == ([0.5], [0.5])
+    plan, task = resolve(load_config([*words, "data.normalise=public"]))
+    assert (plan.run.normaliser.means, plan.run.normaliser.deviations) == ([0.5], [0.5])
     assert torch.equal(task.test.inputs, load_task("digits").test.inputs * 2 - 1)
 
 
 def test_public_constants_may_be_given() -> None:
     words = ["normaliser.means=[0.2]", "normaliser.deviations=[0.4]", "data.normalise=public"]
-    _, task = checked(load_config(["data.name=digits", "privacy.user.too_noisy=warn", *words]))
+    _, task = resolve(load_config(["data.name=digits", "privacy.user.too_noisy=warn", *words]))
     assert torch.allclose(task.test.inputs, (load_task("digits").test.inputs - 0.2) / 0.4)
 
 
 def test_constants_that_nothing_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"normaliser\.means must be left out with data\.normalise=none"):
-        checked(load_config(["normaliser.means=[0.2]", "normaliser.deviations=[0.4]"]))
+        resolve(load_config(["normaliser.means=[0.2]", "normaliser.deviations=[0.4]"]))

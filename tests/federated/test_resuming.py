@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment import local_federation
-from discreet.server.guarantees import resolve_noise
+from discreet.server.plan import resolve_noise
 from discreet.server.resuming import run_config
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.run_config import RunConfig, described
 from discreet.simulation.in_process import simulate
 from tests.command import run as run_command
 from tests.command import simulate as simulate_command
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     config = replace(resolve_noise(load_config(STARTED)), output_dir=str(folder))
     simulate(replace(config, rounds=1))
-    RunFolder(folder).write_config(config)
+    RunFolder(folder).write_config(described(config))
     return folder
 
 
@@ -83,14 +83,14 @@ def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(word: str, m
 
 def test_rounds_over_which_clients_spread_a_total_stay(tmp_path: Path) -> None:
     words = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.epsilon=8", "rounds=4")
-    RunFolder(tmp_path).write_config(load_config(words))
+    RunFolder(tmp_path).write_config(described(load_config(words)))
     assert resumed(tmp_path, *words).rounds == 4
     with pytest.raises(ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"):
         resumed(tmp_path, "rounds=5")
 
 
 def test_an_experiment_is_repeated_and_changes_nothing(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write_config(resolve_noise(load_config(["experiment=silos", "rounds=3"])))
+    RunFolder(tmp_path).write_config(described(resolve_noise(load_config(["experiment=silos", "rounds=3"]))))
     assert resumed(tmp_path, "experiment=silos").rounds == 3
 
 

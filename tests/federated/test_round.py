@@ -20,7 +20,7 @@ from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_plan import round_settings
 from discreet.server.server_optimizer import ServerSGD
-from discreet.server.session import checked, sizes_of
+from discreet.server.session import resolve
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 
@@ -170,8 +170,8 @@ def test_all_updates_above_the_clip_norm_make_it_grow() -> None:
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
     words = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "model.name=linear")
-    resolved, task = checked(load_config([*words, "data.num_clients=4", "privacy.user.too_noisy=warn"]))
-    how, order = round_settings(resolved, sizes_of(resolved, task)), list[str]()
+    plan, _ = resolve(load_config([*words, "data.num_clients=4", "privacy.user.too_noisy=warn"]))
+    how, order = round_settings(plan), list[str]()
     vector = how.release.vector
 
     def opened() -> torch.Tensor:

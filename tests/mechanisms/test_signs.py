@@ -20,7 +20,7 @@ from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply, TrainRequest
-from discreet.server.guarantees import resolve_noise
+from discreet.server.plan import plan_of, planned
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerSGD
@@ -69,9 +69,9 @@ def test_one_client_more_or_less_moves_the_sum_of_signs_within_its_event(value: 
 
 def test_a_run_charges_its_event_and_states_it(tmp_path: Path) -> None:
     folder, _ = run(tmp_path / "run")
-    resolved = folder.read_config()
-    event = poisson_round_event(0.3, noise_multiplier=resolved.privacy.user.noise_multiplier or 0.0)
-    spent = folder.ledger(resolved).spent("user")
+    plan = plan_of(folder.read_config())
+    event = poisson_round_event(0.3, noise_multiplier=plan.run.user.noise_multiplier or 0.0)
+    spent = folder.ledger(plan).spent("user")
     assert spent.entries == ((event, 3),)
     user = json.loads((folder.path / "privacy.json").read_text())["guarantees"][0]
     assert user["mechanism"] == "signs of updates, Gaussian noise on their sum"
@@ -116,7 +116,7 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
 
 
 def test_a_node_obeys_a_name_only_if_its_owner_named_it() -> None:
-    asked = TrainRequest(1, 0.3, client_settings(resolve_noise(config())))
+    asked = TrainRequest(1, 0.3, planned(config()).run)
     with pytest.raises(Refused, match=r"is not the mechanism that this node's data\.toml allows"):
         node_client(asked, {"partition-id": 0, "num-partitions": 20})
 

@@ -17,6 +17,7 @@ from discreet.reporting.pictures import draw_errors, pictures_of
 from discreet.reporting.records import RunRecord, read_runs
 from discreet.reporting.spending import ratings_cost
 from discreet.reporting.table import ratings_table
+from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder
 from tests.made_runs import make_run
 
@@ -31,7 +32,7 @@ SPENT = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
 def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS)) -> RunFolder:
     """Two rounds, each rated: the last one by `last`, a value with both errors."""
     folder = make_run(path, *WORDS, *words)
-    folder.ledger(folder.read_config()).charge(
+    folder.ledger(plan_of(folder.read_config())).charge(
         [Charge(2, "user", "", PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)]
     )
     (first, second), spent = folder.read_metrics(), SPENT.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)

@@ -19,6 +19,7 @@ from discreet.node import nodes
 from discreet.node.account import Refused
 from discreet.node.admission import Admitted, admit
 from discreet.protocol.messages import TrainRequest
+from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder
 from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
@@ -207,7 +208,9 @@ def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamp
     some = Clients("logistic_regression", (4,), (30, 3))
     client_examples = client_examples or SampledExamples(10**6, len(some.data), 5, seed=31)
     config = load_config([*SMALL, "seed=7", "training.batch_size=2", FLOAT, "privacy.user.noise_multiplier=1", *words])
-    return BatchedTransport(config, Engine(some.shared, client_examples, some.layers, chunk, workers), accounts=None)
+    return BatchedTransport(
+        plan_of(config), Engine(some.shared, client_examples, some.layers, chunk, workers), accounts=None
+    )
 
 
 def replies(chunk: int, workers: int, cohort: list[int], *, clip_norm: float = 0.1) -> list[PartialReply]:

@@ -11,6 +11,7 @@ from torch import nn
 from discreet.data.datasets import load_task
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import MODELS, build_model, flatten_parameters
+from discreet.server.plan import plan_of, planned
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import BatchedTransport
@@ -19,7 +20,7 @@ from discreet.simulation.in_process import simulate
 
 
 def test_it_takes_the_runs_partition_and_every_core() -> None:
-    run = load_config(["data.num_clients=7", "model.name=mlp"])
+    run = planned(load_config(["data.num_clients=7", "model.name=mlp"]))
     engine = engine_of(run, load_task("digits"))
     assert len(engine.client_examples) == 7
     assert sum(len(engine.client_examples.examples(client)) for client in range(7)) == len(engine.data)
@@ -44,7 +45,7 @@ def test_every_model_of_the_project_has_its_passes_by_hand(name: str) -> None:
 def test_a_model_with_a_layer_of_its_own_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.LayerNorm(64)))
     with pytest.raises(ValueError, match="engine=sequential"):
-        engine_of(load_config(["model.name=mlp"]), load_task("digits"))
+        engine_of(planned(load_config(["model.name=mlp"])), load_task("digits"))
 
 
 def test_the_dual_form_leaves_room_for_more() -> None:
@@ -57,7 +58,7 @@ def test_a_gpu_gives_the_same_updates() -> None:
     task, found = load_task("digits"), []
     for device in ("cpu", "cuda"):
         words = ["privacy.noise=float", "privacy.user.noise_multiplier=1", f"device={device}"]
-        run = load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words])
+        run = plan_of(load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words]))
         start = flatten_parameters(build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5))
         with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
             replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))

@@ -11,7 +11,7 @@ from discreet.cli import sweep as cli
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.run_config import RunConfig, described
 from discreet.simulation.job import Job
 from discreet.simulation.many_runs import check_parallel
 from tests.command import simulate as simulate_command
@@ -49,7 +49,7 @@ def lost(_: RunConfig) -> None:
 
 def test_the_files_of_a_run_that_failed_say_so(tmp_path: Path) -> None:
     folder, config = RunFolder(tmp_path), load_config([*SMALL, f"output_dir={tmp_path}"])
-    folder.write_config(config)
+    folder.write_config(described(config))
     assert Job("run", folder, config, partial(lost, config)).attempt() == "RuntimeError: lost"
     status = read_status(folder)
     assert status is not None

@@ -116,9 +116,9 @@ def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path
     config = load_config(words(data, tmp_path / "run", "data.normalise=private"))
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        transport = InProcessTransport(session.config, str(session.folder.path))
+        transport = InProcessTransport(session.plan, str(session.folder.path))
         asked = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
-    assert asked.config.normaliser == RunFolder(private).read_config().normaliser
+    assert asked.plan.run.normaliser == RunFolder(private).read_config().normaliser
     assert session.context.ledger.spent("user").num_releases == 1
 
 
@@ -126,7 +126,7 @@ def test_a_run_goes_on_where_clients_were_only_asked(data: Path, tmp_path: Path)
     config = load_config(words(data, tmp_path / "run", "statistics.only=true", "rounds=1"))
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        ask_and_end(session, InProcessTransport(session.config, str(session.folder.path)))
+        ask_and_end(session, InProcessTransport(session.plan, str(session.folder.path)))
     assert (tmp_path / "run" / "statistics.json").exists()
     outcome = simulate(run_config(["resume=true", f"output_dir={tmp_path / 'run'}"]))
     assert (outcome.checkpoint.round, outcome.stopped) == (1, None)

@@ -17,6 +17,7 @@ pytest.importorskip("ray")
 import ray
 
 from discreet.mechanisms.sums import PartialReply
+from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -80,7 +81,7 @@ def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster
     some = Clients("logistic_regression", (4,), (30, 3))
     run = load_config([*SMALL, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
     engine = Engine(some.shared, Same(), some.layers, chunk=1, workers=1)
-    with BatchedTransport(run, engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)) as asked:
+    with BatchedTransport(planned(run), engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)) as asked:
         replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
         assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
 

@@ -11,6 +11,7 @@ import torch
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
@@ -92,10 +93,10 @@ def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_round
 def test_another_declared_number_of_examples_is_another_guarantee(tmp_path: Path) -> None:
     words = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=2", "data.public_num_examples=40")
     folder = RunFolder(tmp_path)
-    folder.create_ledgers(load_config(overrides(tmp_path, *words)), simulated=False)
-    folder.ledger(load_config(overrides(tmp_path, *words)))
+    folder.create_ledgers(planned(load_config(overrides(tmp_path, *words))), simulated=False)
+    folder.ledger(planned(load_config(overrides(tmp_path, *words))))
     with pytest.raises(LedgerError, match=r"data\.public_num_examples was 40, is None"):
-        folder.ledger(load_config(overrides(tmp_path, *words[:2])))
+        folder.ledger(planned(load_config(overrides(tmp_path, *words[:2]))))
 
 
 def test_a_damaged_checkpoint_is_said_and_not_taken_for_a_new_run(tmp_path: Path) -> None:

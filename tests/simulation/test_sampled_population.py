@@ -13,7 +13,7 @@ import torch
 from discreet.data.datasets import load_task
 from discreet.node.nodes import share_of
 from discreet.privacy.randomness import seeded_source
-from discreet.server.guarantees import guarantees_of
+from discreet.server.plan import planned
 from discreet.server.round import CohortSampling
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
@@ -46,7 +46,7 @@ def run(folder: Path, *words: str) -> RunFolder:
 def test_a_client_views_the_same_examples_wherever_it_runs() -> None:
     config = load_config(WORDS)
     task = load_task("digits")
-    client_examples = engine_of(config, task).client_examples
+    client_examples = engine_of(planned(config), task).client_examples
     for client in (0, 7, MILLION - 1):
         viewed = task.train.subset(torch.from_numpy(client_examples.examples(client)))
         held = share_of(config.data, client)
@@ -61,7 +61,9 @@ def test_a_view_larger_than_the_data_set_is_refused(tmp_path: Path) -> None:
 
 
 def not_covered(config: RunConfig) -> list[str]:
-    return [said for guarantee in guarantees_of(config) for said in guarantee.not_covered if "views overlap" in said]
+    return [
+        said for guarantee in planned(config).guarantees for said in guarantee.not_covered if "views overlap" in said
+    ]
 
 
 def test_every_guarantee_says_that_views_overlap() -> None:

@@ -22,15 +22,14 @@ from discreet.masking.server import Exchange, MaskingServer
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
-from discreet.server.guarantees import server_mechanism
 from discreet.server.noise_outlook import noise_outlook
+from discreet.server.plan import plan_of, planned
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Failure, RoundAbandoned, Transport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
 from discreet.simulation.in_process import InProcessTransport, InTheClear, simulate, vector_of_run
 from tests.masking.federation import MemoryStore
 
@@ -116,7 +115,7 @@ def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
         session = prepare(config, simulated=True, held=held)
         vector = vector_of_run(session)
         assert vector is not None
-        inner = Losing(InProcessTransport(session.config, str(folder), vector), {2: {3}})
+        inner = Losing(InProcessTransport(session.plan, str(folder), vector), {2: {3}})
         made = kind(inner, vector) if kind is Masked else kind(inner, vector, NODES - DROPOUTS)
         return training_run(session, made).run().checkpoint
 
@@ -157,7 +156,7 @@ def test_the_ledger_holds_what_was_planned(tmp_path: Path) -> None:
     run(tmp_path, *RATED, "evaluation.cohort=same")
     config = RunFolder(tmp_path).read_config()
     spent = ledger(tmp_path).spent("user")
-    planned = releases_of(server_mechanism(config), 1.0, 3)
+    planned = releases_of(plan_of(config).mechanism, 1.0, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3, "rdp") == pytest.approx(sum_of(planned), rel=1e-4)
 
@@ -221,7 +220,7 @@ class Fragile:
 def fragile(session: Session, **how: int) -> Fragile:
     vector = vector_of_run(session)
     assert vector is not None
-    inner = InProcessTransport(session.config, str(session.folder.path), vector)
+    inner = InProcessTransport(session.plan, str(session.folder.path), vector)
     return Fragile(InTheClear(inner, vector, NODES - DROPOUTS), **how)
 
 
@@ -250,7 +249,7 @@ def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -
         session = ready(tmp_path / "run", held)
         vector = vector_of_run(session)
         assert vector is not None
-        inner = Losing(InProcessTransport(session.config, str(session.folder.path), vector), {1: {0, 4}})
+        inner = Losing(InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}})
         clear, params = InTheClear(inner, vector, NODES - DROPOUTS), session.context.state.params
         with pytest.raises(RoundAbandoned, match="3 of 5 clients are left, and 4 must be") as abandoned:
             list(clear.ask(round_number=1, params=params, clip_norm=0.3, cohort=range(NODES)))
@@ -261,12 +260,11 @@ def test_a_transport_that_reads_updates_is_refused(tmp_path: Path) -> None:
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
         with pytest.raises(ConfigError, match=r"privacy\.user\.aggregation=secure"):
-            training_run(session, InProcessTransport(session.config, str(tmp_path)))
+            training_run(session, InProcessTransport(session.plan, str(tmp_path)))
 
 
 def test_what_is_expected_of_the_noise_counts_that_of_all_clients() -> None:
     def ratio(*words: str) -> float:
-        config: RunConfig = load_config([*words])
-        return noise_outlook(config, num_params=650).ratio
+        return noise_outlook(planned(load_config([*words]))).ratio
 
     assert ratio(*SECURE) == pytest.approx(ratio(*BASE) * math.sqrt(NODES / 3))

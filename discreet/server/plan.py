@@ -1,0 +1,215 @@
+"""The plan of a run: flat, frozen, every number decided. `plan_of` is the last reader of a run's settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from discreet.accounting.calibration import noise_multiplier_for_releases
+from discreet.ledger.budget import ServerBudget
+from discreet.mechanisms import mechanism_table as table
+from discreet.mechanisms.mechanism import Mechanism, ServerMechanism, Statement, releases_of, terms_of
+from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.rules import ConfigError
+from discreet.settings.run_config import OperationsConfig, RayConfig, RunConfig, client_settings, described
+
+if TYPE_CHECKING:
+    from discreet.queries.query import Query
+
+ALWAYS = (
+    *("privacy.delta", "privacy.noise", "privacy.user.enabled", "sampling.kind", "seed"),
+    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
+)
+OF_RATINGS = tuple(f"evaluation.{name}" for name in ("kind", "every", "cohort", "share", "metrics", "noise_multiplier"))
+OF_DATA = ("data.normalise", "statistics.noise_multiplier")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run needs.
+
+    Attributes:
+      run: what clients are told, with the noise that a target chose.
+      clip: of updates at the server.
+      output: the run folder of a run that names one.
+      account, population: the file that the run charges before its own ledger, and whose account it is.
+      too_noisy: refuse or warn, if noise will drive the model.
+      deciding: what decides the cost of a release, flat: a run that is resumed must have the same.
+      written, asked: the settings as config.yaml and asked.yaml have them: decided, and as a person wrote them.
+      num_params: of the model, or as many as are planned for before it is known.
+      query: what clients are asked of models; None unless they rate them.
+      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
+        infinity if it is not known.
+    """
+
+    run: ClientSettings
+    clip: ClipConfig
+    optimizer: ServerOptimizer
+    seed: int | None
+    output: str | None
+    resume: bool
+    account: str | None
+    population: str | None
+    too_noisy: str
+    data_path: str | None
+    engine: str
+    device: str
+    ray: RayConfig
+    operations: OperationsConfig
+    round_timeout: float
+    min_nodes: int
+    deciding: Mapping[str, object]
+    written: dict[str, Any]
+    asked: dict[str, Any]
+    num_params: int = PLANNED.num_params
+    query: Query | None = None
+    chance_loss: float = math.inf
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of what is masked under secure aggregation."""
+        return Sizes(self.num_params, self.query.length if self.query else 1)
+
+    @cached_property
+    def mechanisms(self) -> dict[str, Mechanism]:
+        """The mechanisms by their guarantees; those that are off are left out."""
+        return table.mechanisms_of(self.run)
+
+    @cached_property
+    def mechanism(self) -> ServerMechanism | None:
+        """The mechanism whose releases the server is charged for; None if clients alone noise what they send."""
+        return table.server_mechanism(self.run)
+
+    @cached_property
+    def guarantees(self) -> tuple[Statement, ...]:
+        """All three guarantees, those that are off included."""
+        return tuple(
+            replace(
+                each.statement(account=self.account is not None),
+                name=each.guarantee,
+                enabled=table.is_on(self.run, each.guarantee),
+            )
+            for each in table.guarantees_of(self.run)
+        )
+
+    @property
+    def accounts_itself(self) -> bool:
+        """True if each client accounts a guarantee in a ledger of its own."""
+        return table.accounts_itself(self.run)
+
+    @property
+    def first_clip_norm(self) -> float:
+        """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
+        return self.clip.norm if USER in self.mechanisms else math.inf
+
+    def budget(self, guarantee: str = USER) -> ServerBudget:
+        """The budget of a guarantee that the server accounts."""
+        largest = self.run.user.max_epsilon if guarantee == USER else self.run.example.max_epsilon
+        name = f"privacy.{guarantee}.max_epsilon"
+        return ServerBudget(largest, self.run.delta, self.run.accountant, name=name, guarantee=guarantee)
+
+    def noised(self, guarantee: str, *, masked: bool = False) -> bool:
+        """True if a guarantee is on, with noise, by a mechanism that masks what clients send or by one that does
+        not."""
+        mechanism = self.mechanisms.get(guarantee)
+        return mechanism is not None and mechanism.masked == masked and terms_of(mechanism).noise_multiplier != 0
+
+
+def plan_of(
+    decided: RunConfig,
+    *,
+    asked: RunConfig | None = None,
+    num_params: int = PLANNED.num_params,
+    query: Query | None = None,
+    chance_loss: float = math.inf,
+) -> Plan:
+    """The plan of settings whose noise is decided. `asked`: as a person wrote them; None: the same."""
+    user = decided.privacy.user
+    return Plan(
+        client_settings(decided),
+        user.clip,
+        server_optimizer(decided.server),
+        decided.seed,
+        decided.output_dir,
+        decided.resume,
+        user.account,
+        decided.sampling.population_name,
+        user.too_noisy,
+        decided.data.path,
+        decided.engine,
+        decided.device,
+        decided.ray,
+        decided.operations,
+        decided.server.round_timeout,
+        decided.sampling.min_nodes,
+        _deciding(decided),
+        described(decided),
+        described(asked or decided),
+        num_params,
+        query,
+        chance_loss,
+    )
+
+
+def planned(settings: RunConfig) -> Plan:
+    """The plan of a run of which neither data nor model are known yet.
+
+    Raises:
+      ConfigError: no noise reaches the target.
+    """
+    return plan_of(resolve_noise(settings), asked=settings)
+
+
+def resolve_noise(settings: RunConfig, sizes: Sizes = PLANNED) -> RunConfig:
+    """The settings with the noise multiplier that the target of the server's mechanism asks for, and its budget, filled
+    in.
+
+    A target is met by the smallest noise multiplier whose epsilon after the planned rounds is at most the target, and
+    becomes the budget unless `max_epsilon` is given. `sizes`: of what is masked under secure aggregation.
+
+    Raises:
+      ConfigError: no noise reaches the target.
+    """
+    mechanism = table.server_mechanism(client_settings(settings))
+    if mechanism is None:
+        return settings
+    section = getattr(settings.privacy, mechanism.guarantee)
+    target = section.target_epsilon
+    if target is None:
+        return settings
+    try:
+        noise_multiplier = noise_multiplier_for_releases(
+            target,
+            releases=lambda noise: releases_of(mechanism, noise, settings.rounds, sizes=sizes),
+            delta=settings.privacy.delta,
+            accountant=settings.privacy.accountant,
+        )
+    except ValueError as error:
+        name = f"privacy.{mechanism.guarantee}.target_epsilon"
+        raise ConfigError(f"{name}={target:g} can't be reached: {error}") from error
+    budget = target if section.max_epsilon is None else section.max_epsilon
+    resolved = replace(section, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
+    return replace(settings, privacy=replace(settings.privacy, **{mechanism.guarantee: resolved}))
+
+
+def _deciding(decided: RunConfig) -> dict[str, object]:
+    mechanisms = table.mechanisms_of(client_settings(decided)).values()
+    names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
+    names += ("privacy.user.mechanism",) if decided.privacy.user.mechanism is not None else ()
+    names += OF_RATINGS if decided.evaluation.private else ()
+    names += OF_DATA if decided.data.normalise == "private" else ()
+    names += ("data.examples_per_client",) if decided.data.examples_per_client is not None else ()
+    facts: dict[str, object] = {name: attrgetter(name)(decided) for name in names}
+    facts["sampling.probability"] = decided.sampling_probability
+    facts["sampling.population_size"] = decided.population_size
+    for each in mechanisms:
+        facts |= each.decided
+    if decided.privacy.user.account is not None:
+        facts["sampling.population_name"] = decided.sampling.population_name
+    return facts
