@@ -5,33 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = [
-    "DPSGD",
-    "BatchError",
-    "BudgetSpent",
-    "ConfigError",
-    "DPFedAvg",
-    "LoopPrivacy",
-    "PrivateEvaluation",
-    "ServerAdam",
-    "ServerSGD",
-    "ServerYogi",
-    "per_example_loss",
-    "secure_sum_mod",
-    "simulate",
-    "to_group_norm",
-]
 __version__ = "0.1.0"
 
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
 # and a node does not need what the server has.
 _HOMES = {
+    "AdaptiveClipping": "discreet.flower.strategy_settings",
     "BatchError": "discreet.dpsgd.dpsgd",
     "BudgetSpent": "discreet.ledger.budget",
+    "CentralGaussian": "discreet.flower.strategy_settings",  # what DPFedAvg asks of the mechanism of this name
     "ConfigError": "discreet.settings.rules",
     "DPFedAvg": "discreet.flower.strategy",
     "DPSGD": "discreet.dpsgd.dpsgd",
+    "FixedClipping": "discreet.flower.strategy_settings",
     "LoopPrivacy": "discreet.dpsgd.step_account",
+    "MaskedGaussian": "discreet.flower.strategy_settings",
     "PrivateEvaluation": "discreet.flower.strategy_settings",
     "ServerAdam": "discreet.server.server_optimizer",
     "ServerSGD": "discreet.server.server_optimizer",
@@ -41,6 +29,7 @@ _HOMES = {
     "simulate": "discreet.simulation",
     "to_group_norm": "discreet.training.group_norm",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

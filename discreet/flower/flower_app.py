@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -23,7 +22,7 @@ from discreet.flower.flower_messages import FlowerMessages
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import MaskedTransport, SumTerms
 from discreet.flower.simulated_clients import set_up_simulation
-from discreet.flower.strategy_settings import check_search
+from discreet.flower.strategy_settings import Says, check_search
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.protocol.messages import VirtualClient
@@ -53,61 +52,6 @@ UNSEEN = (
     "nobody will see whether the model learns: give start an evaluate_fn, on data of the server's own, or the strategy "
     "private_evaluation=discreet.PrivateEvaluation(...), by which clients rate the model, noised and paid for"
 )
-# How the constructor and `start` call the settings of conf/.
-ARGUMENTS = {
-    "sampling.kind": "sampling",
-    "sampling.probability": "fraction_train",
-    "sampling.population_size": "population_size",
-    "sampling.population_name": "population_name",
-    "sampling.min_nodes": "min_available_nodes",
-    "data.num_clients": "population_size",
-    "server.learning_rate": "server_learning_rate",
-    "server.momentum": "server_momentum",
-    "server.shrink_with_noise": "shrink_with_noise",
-    "server.round_timeout": "timeout",
-    "privacy.delta": "delta",
-    "privacy.accountant": "accountant",
-    "privacy.noise": "noise",
-    "privacy.user.noise_multiplier": "noise_multiplier",
-    "privacy.user.target_epsilon": "target_epsilon",
-    "privacy.user.max_epsilon": "max_epsilon",
-    "privacy.user.account": "account",
-    "privacy.user.aggregation": "aggregation",
-    "privacy.secure.dropouts": "dropouts",
-    "privacy.secure.colluding": "colluding",
-    "privacy.secure.threshold": "threshold",
-    "privacy.user.too_noisy": "too_noisy",
-    "privacy.user.clip.kind": "clipping",
-    "privacy.user.clip.norm": "clip_norm",
-    "privacy.user.clip.max": "clip_max",
-    "privacy.user.clip.target_quantile": "target_quantile",
-    "privacy.user.clip.learning_rate": "clip_learning_rate",
-    "privacy.user.clip.count_stddev": "count_stddev",
-    "evaluation.every": "private_evaluation.every",
-    "evaluation.noise_multiplier": "private_evaluation.noise_multiplier",
-    "resume=true": "resume=True",
-    "rounds=": "num_rounds=",
-    "rounds must": "num_rounds must",
-}
-_NAMES = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}" for name in sorted(ARGUMENTS, key=len, reverse=True)))
-
-
-def in_arguments(text: str) -> str:
-    """A message with settings under the names that the strategy's arguments have.
-
-    >>> in_arguments("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
-    'clip_norm must be within [1e-09, 1e+09] (got 0.0)'
-    """
-    return _NAMES.sub(lambda found: ARGUMENTS[found[0]], text)
-
-
-@contextmanager
-def said_in_arguments() -> Iterator[None]:
-    """Names the argument in errors that the block raises about a setting."""
-    try:
-        yield
-    except (ConfigError, LedgerError) as error:
-        raise type(error)(in_arguments(str(error))) from error
 
 
 @dataclass(frozen=True)
@@ -172,6 +116,7 @@ class FlowerApp:
       arrays_key, config_key: of the records in a message.
       metric: by which clients rate models, if they do.
       on_round: gets the row of metrics.csv of each round; None if nobody wants it.
+      says: names settings in a message as the strategy's arguments.
     """
 
     config: RunConfig
@@ -180,6 +125,7 @@ class FlowerApp:
     config_key: str = "config"
     metric: str = ""
     on_round: OnRound | None = None
+    says: Says = str
 
     def opened(
         self, asked: RunConfig, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
@@ -196,7 +142,7 @@ class FlowerApp:
         run = open_run(plan, params=evaluation.layout.vector(arrays), simulated=simulated, held=held)
         if resumed is None:
             _write_arrays(run.folder, layout, evaluation.loss)
-        return replace(run, says=in_arguments)
+        return replace(run, says=self.says)
 
     def _resolved(self, asked: RunConfig, num_params: int, *, simulated: bool) -> Plan:
         if not simulated:
@@ -221,7 +167,7 @@ class FlowerApp:
             population_size=plan.run.user.population_size,
             min_nodes=plan.min_nodes,
             in_every_round=True,
-            says=in_arguments,
+            says=self.says,
         )
         if terms is None:
             return transport

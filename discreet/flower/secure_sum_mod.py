@@ -29,7 +29,7 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Has a ClientApp take part in secure aggregation, as `DPFedAvg(aggregation="secure", ...)` asks for it.
+    """Has a ClientApp take part in secure aggregation, as `DPFedAvg(mechanism=MaskedGaussian(...))` asks for it.
 
     The app trains as ever. What it returns leaves as its difference to the arrays that came, clipped, on a grid, noised
     with this node's share, and masked; metrics and numbers of examples do not leave. Every other message is refused,

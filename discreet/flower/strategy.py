@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.superlink.grid import InMemoryGrid
 
 from discreet.flower.array_layout import layout_of
-from discreet.flower.flower_app import (
-    EvaluateFn,
-    FlowerApp,
-    ServerEvaluation,
-    TrainConfig,
-    refuse_evaluation,
+from discreet.flower.flower_app import EvaluateFn, FlowerApp, ServerEvaluation, TrainConfig, refuse_evaluation
+from discreet.flower.strategy_settings import (
+    CentralGaussian,
+    PrivateEvaluation,
+    flower_settings,
     said_in_arguments,
+    said_of,
 )
-from discreet.flower.strategy_settings import PrivateEvaluation, flower_settings, refuse_what_is_not_private
 from discreet.logs import log_to
 from discreet.server.run_context import Interruptible
 from discreet.server.server_optimizer import ServerOptimizer
@@ -41,7 +40,11 @@ INSTEAD = {
     "configure_evaluate": "give start an evaluate_fn, or private_evaluation=...",
     "aggregate_evaluate": "give start an evaluate_fn, or private_evaluation=...",
 }
-AggregateFn = Callable[[list[RecordDict], str], MetricRecord]
+
+
+def _refuse_part(*_: object, **__: object) -> NoReturn:
+    """A strategy around this one, or a loop of one's own, could send and add up what no ledger knows of."""
+    raise NotImplementedError(f"{ITSELF}: call start, for a strategy around it could take them apart")
 
 
 class DPFedAvg(Strategy):
@@ -61,56 +64,34 @@ class DPFedAvg(Strategy):
 
     Args:
       fraction_train: the probability with which each node is in a round's cohort; a cohort may be empty.
-      fraction_evaluate: 0: what clients would report of their own data is not private. Evaluate by `evaluate_fn`.
-      min_train_nodes: 0: no cohort is filled up. If every node is asked, a floor up to `min_available_nodes` is taken.
-      min_evaluate_nodes: 0, as `fraction_evaluate`.
       min_available_nodes: how many nodes must be connected before a round begins.
-      weighted_by_key: None: all clients count the same.
-      arrayrecord_key: of the record with the arrays, in a message to a client.
-      configrecord_key: of the record with the config, in a message to a client.
-      train_metrics_aggr_fn: None, as `fraction_evaluate`.
-      evaluate_metrics_aggr_fn: None, as `fraction_evaluate`.
+      arrayrecord_key, configrecord_key: of the records with the arrays and the config, in a message to a client.
       population_size: how many nodes there may be, a public constant: the average is over fraction_train *
         population_size, whoever replies, and no more nodes may be connected.
+      target_epsilon, delta, clip_norm: short for mechanism=CentralGaussian(target_epsilon=..., delta=...,
+        clipping=AdaptiveClipping(norm=clip_norm)). Without a delta it is 1e-5, without a clip norm it is searched for.
+      mechanism: `discreet.CentralGaussian` or `MaskedGaussian`: noise, budget, clipping, accountant, for these three.
       population_name: of the population whose account the run charges; given with `account`.
       account: a file, made by `discreet ledger create`: what all runs over the population have spent. It is charged
-        before the run's own ledger, and `max_epsilon` then holds over all runs together.
-      noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
-      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
-      max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
-      delta: below 1 / population_size.
-      clip_norm: the first clip norm, or the only one with clipping="fixed". None: the first rounds search for it from
-        0.1 on, up to 10, by the noised bits that are paid for anyway.
-      clipping: "adaptive": the clip norm tracks a quantile of the norms of the differences; or "fixed".
-      clip_max: what an adaptive clip norm never passes; None is ten times `clip_norm`, or 10 without it.
-      target_quantile: of the norms, which an adaptive clip norm tracks.
-      clip_learning_rate: of the steps by which it does so.
-      count_stddev: noise on the count of norms below the clip norm; None is a small share of what the round costs.
+        before the run's own ledger, and the budget of the mechanism then holds over all runs together.
       sampling: "poisson"; "fixed", that share of the population without replacement; "everyone", with fraction_train=1.
-      server_learning_rate: of the server's step, as FedAvgM has it; 1 is FedAvg's.
-      server_momentum: of the server's step, as FedAvgM has it; 0 is FedAvg's.
-      server_optimizer: in place of these two, `discreet.ServerAdam(eta, beta_1, beta_2, tau)`, as FedAdam, or
-        `ServerYogi`, as FedYogi.
-      shrink_with_noise: a step is as long as its signal, by the noise that is expected in it.
-      accountant: "pld" or "rdp".
-      noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
-      aggregation: "plain", or "secure": the server reads masked sums, which clients noise, and no update. The clients'
-        app then has `ClientApp(mods=[discreet.secure_sum_mod])`; sampling="everyone" and accountant="rdp" are needed.
-      dropouts: of aggregation="secure": how many nodes may be lost in a round, before it is abandoned unread.
-      colluding: how many nodes may work with the server.
-      threshold: of how many nodes the shares open a sum; None for the least that is safe.
-      too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
+      server_optimizer: `discreet.ServerSGD(learning_rate, momentum)`, as FedAvgM; `ServerAdam(eta, beta_1, beta_2,
+        tau)`, as FedAdam; or `ServerYogi`, as FedYogi. None: the step of FedAvg.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
       seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
-      private_evaluation: `discreet.PrivateEvaluation(every, metric, noise_multiplier)`: clients rate the model, and the
-        mean of what they say is noised and paid for; `evaluate_fn` is then left out. None: they are not asked.
+      private_evaluation: `discreet.PrivateEvaluation`: clients rate the model, and the mean of what they say is noised
+        and paid for; `evaluate_fn` is then left out. None: they are not asked.
       on_round: is called with the row of metrics.csv of each round, a dict, once the round can't be lost any more; what
         `private_evaluation` finds comes as a row of its own.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
       resume: go on with the run in `output_dir` from its last checkpoint. What decides privacy must be as it was.
+      flower: the other arguments of `FedAvg`, left out, None or 0, for what clients would report is not private, all
+        count the same, and no cohort is filled up. If every node is asked, `min_train_nodes` may be up to
+        `min_available_nodes`.
 
     Raises:
       ConfigError: an argument that can't be honoured, in one line that names it.
+      TypeError: there is no such argument.
 
     Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
     """
@@ -118,56 +99,35 @@ class DPFedAvg(Strategy):
     def __init__(
         self,
         fraction_train: float = 1.0,
-        fraction_evaluate: float = 0.0,
-        min_train_nodes: int = 0,
-        min_evaluate_nodes: int = 0,
+        *,
         min_available_nodes: int = 2,
-        weighted_by_key: str | None = None,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
-        train_metrics_aggr_fn: AggregateFn | None = None,
-        evaluate_metrics_aggr_fn: AggregateFn | None = None,
-        *,
         population_size: int | None = None,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
+        clip_norm: float | None = None,
+        mechanism: CentralGaussian | None = None,
         population_name: str | None = None,
         account: str | None = None,
-        noise_multiplier: float | None = None,
-        target_epsilon: float | None = None,
-        max_epsilon: float | None = None,
-        delta: float = 1e-5,
-        clip_norm: float | None = None,
-        clipping: str = "adaptive",
-        clip_max: float | None = None,
-        target_quantile: float = 0.5,
-        clip_learning_rate: float = 0.2,
-        count_stddev: float | None = None,
         sampling: str = "poisson",
-        server_learning_rate: float = 1.0,
-        server_momentum: float = 0.0,
         server_optimizer: ServerOptimizer | None = None,
-        shrink_with_noise: bool = False,
-        accountant: str = "pld",
-        noise: str = "grid",
-        aggregation: str = "plain",
-        dropouts: int = 1,
-        colluding: int = 1,
-        threshold: int | None = None,
-        too_noisy: str = "refuse",
         frozen: Sequence[str] = (),
         seed: int | None = None,
         private_evaluation: PrivateEvaluation | None = None,
         on_round: OnRound | None = None,
         output_dir: str | None = None,
         resume: bool = False,
+        **flower: Any,
     ) -> None:
         given = locals()
         self._refuse_overrides()
-        with said_in_arguments():
-            refuse_what_is_not_private(given)
+        says = said_of(mechanism)
+        with said_in_arguments(says):
             config = flower_settings(given)
         patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
         metric = private_evaluation.metric if private_evaluation else ""
-        self.app = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric, on_round)
+        self.app = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric, on_round, says)
         self.outcome: Outcome | None = None
 
     def summary(self) -> None:
@@ -207,7 +167,7 @@ class DPFedAvg(Strategy):
         _make_log_visible()
         app, simulated, result = self.app, isinstance(grid, InMemoryGrid), Result()
         with ExitStack() as held:
-            with said_in_arguments():
+            with said_in_arguments(app.says):
                 refuse_evaluation(initial_arrays, evaluate_config, evaluate_fn, private=app.config.evaluation.private)
                 server = replace(app.config.server, round_timeout=timeout)
                 asked = replace(app.config, rounds=num_rounds, server=server)
@@ -233,32 +193,7 @@ class DPFedAvg(Strategy):
                     f"{ITSELF}. Instead {instead}"
                 )
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refused: see `_refuse_part`."""
-        _refuse_part()
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Refused: see `_refuse_part`."""
-        _refuse_part()
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refused: see `_refuse_part`."""
-        _refuse_part()
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Refused: see `_refuse_part`."""
-        _refuse_part()
-
-
-def _refuse_part() -> NoReturn:
-    """A strategy around this one, or a loop of one's own, could send and add up what no ledger knows of."""
-    raise NotImplementedError(f"{ITSELF}: call start, for a strategy around it could take them apart")
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse_part
 
 
 def _make_log_visible() -> None:

@@ -2,16 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from discreet.server.server_optimizer import server_section
+from discreet.ledger.durable_ledger import LedgerError
+from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.compose import parse_config
-from discreet.settings.privacy import SECURE
-from discreet.settings.rules import ConfigError
+from discreet.settings.privacy import PLAIN, SECURE
+from discreet.settings.rules import ConfigError, require
 from discreet.settings.run_config import RunConfig
 from discreet.settings.training import FLOWER_APP
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """A clip norm that tracks a quantile of the norms of the differences: Andrew et al. 2021 (arXiv 1905.03871).
+
+    Attributes:
+      norm: the first one. None: the first rounds search for it from 0.1 on, up to 10, by the noised bits that are paid
+        for anyway.
+      maximum: what it never passes; None is ten times `norm`, or 10 without it.
+      target_quantile: of the norms, within (0, 1).
+      learning_rate: of the steps by which it moves.
+      count_stddev: noise on the count of norms within it; None is a small share of what the round costs.
+    """
+
+    norm: float | None = None
+    maximum: float | None = None
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_stddev: float | None = None
+
+
+@dataclass(frozen=True)
+class FixedClipping:
+    """One clip norm in all rounds."""
+
+    norm: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralGaussian:
+    """The server clips, adds up and noises what nodes change: what `DPFedAvg` asks of the mechanism of this name in
+    `discreet.mechanisms.central_gaussian`, which has the guarantee in full.
+
+    Attributes:
+      noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
+      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
+      max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
+      delta: below 1 / population_size.
+      clipping: `AdaptiveClipping` or `FixedClipping`.
+      accountant: "pld" or "rdp".
+      noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
+      too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
+    """
+
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    max_epsilon: float | None = None
+    delta: float = 1e-5
+    clipping: AdaptiveClipping | FixedClipping = AdaptiveClipping()
+    accountant: str = "pld"
+    noise: str = "grid"
+    too_noisy: str = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedGaussian(CentralGaussian):
+    """The same by secure aggregation: the server reads masked sums alone (`discreet.mechanisms.masked_gaussian`).
+
+    The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; sampling="everyone" is needed.
+
+    Attributes:
+      dropouts: how many nodes may be lost in a round, before it is abandoned unread.
+      colluding: how many nodes may work with the server.
+      threshold: of how many nodes the shares open a sum; None for the least that is safe.
+    """
+
+    accountant: str = "rdp"
+    dropouts: int = 1
+    colluding: int = 1
+    threshold: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,19 +116,79 @@ REFUSED = {
     "weighted_by_key": "left out: weights by numbers that clients report would make one client count for more than the "
     "noise is for; all count the same",
 }
+# What the constructor, its values and `start` call the settings of conf/; a key comes before its own beginning.
+ARGUMENTS = {
+    "sampling.kind": "sampling",
+    "sampling.probability": "fraction_train",
+    "sampling.population_size": "population_size",
+    "sampling.population_name": "population_name",
+    "sampling.min_nodes": "min_available_nodes",
+    "data.num_clients": "population_size",
+    "server.learning_rate": "server_optimizer.learning_rate",
+    "server.momentum": "server_optimizer.momentum",
+    "server.shrink_with_noise": "server_optimizer.shrink_with_noise",
+    "server.round_timeout": "timeout",
+    "privacy.delta": "delta",
+    "privacy.accountant": "accountant",
+    "privacy.noise": "noise",
+    "privacy.secure.": "",
+    "privacy.user.aggregation=secure": "mechanism=MaskedGaussian",
+    "privacy.user.aggregation": "mechanism",
+    "privacy.user.clip.kind": "clipping",
+    "privacy.user.clip.max": "clipping.maximum",
+    "privacy.user.clip.": "clipping.",
+    "privacy.user.": "",
+    "evaluation.every": "private_evaluation.every",
+    "evaluation.noise_multiplier": "private_evaluation.noise_multiplier",
+    "resume=true": "resume=True",
+    "rounds=": "num_rounds=",
+    "rounds must": "num_rounds must",
+}
 
 LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
 # If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
 # round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9, ...
 FIRST_NORM, LARGEST_NORM, SEARCH_RATE = 0.1, 10.0, 5.0
+Says = Callable[[str], str]
 
 
-def refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError if an argument asks for what a private strategy does not do; nothing is ignored."""
-    for name, rule in REFUSED.items():
-        if given[name] not in (None, 0):
-            raise ConfigError(f"{name} must be {rule}")
-    least, available = given["min_train_nodes"], given["min_available_nodes"]
+def said_of(mechanism: object) -> Says:
+    """A function that names settings in a message as the strategy's arguments, or those of its mechanism, are named.
+
+    >>> said_of(None)("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
+    'clip_norm must be within [1e-09, 1e+09] (got 0.0)'
+    """
+    short = {"privacy.user.clip.norm": "clip_norm"} if mechanism is None else {}
+
+    def says(text: str) -> str:
+        for setting, argument in (short | ARGUMENTS).items():
+            text = text.replace(setting, argument)
+        return text
+
+    return says
+
+
+@contextmanager
+def said_in_arguments(says: Says) -> Iterator[None]:
+    """Names the argument in errors that the block raises about a setting."""
+    try:
+        yield
+    except (ConfigError, LedgerError) as error:
+        raise type(error)(says(str(error))) from error
+
+
+def _refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
+    flower = given["flower"]
+    for name, value in flower.items():
+        if name in REFUSED and value not in (None, 0):
+            raise ConfigError(f"{name} must be {REFUSED[name]}")
+        if name not in (*REFUSED, "min_train_nodes"):
+            close = difflib.get_close_matches(name, given, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            if name in (field.name for field in fields(MaskedGaussian)):
+                hint = f": it is one of the mechanism, such as CentralGaussian({name}=...)"
+            raise TypeError(f"DPFedAvg has no argument {name}{hint}")
+    least, available = flower.get("min_train_nodes", 0), given["min_available_nodes"]
     everybody = given["fraction_train"] == 1 and given["sampling"] != "fixed"
     if least != 0 and not (everybody and least <= available):
         raise ConfigError(
@@ -68,25 +202,46 @@ def refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
             "population_size must be given: how many nodes there may be, a number that is public. The average is over "
             "fraction_train * population_size, and delta must be below 1 / population_size"
         )
-    if not 1 <= available <= population:
-        raise ConfigError(f"min_available_nodes must be within [1, population_size={population}] (got {available})")
+    require(1 <= available <= population, "min_available_nodes", f"within [1, population_size={population}]", available)
+
+
+def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
+    """The mechanism that is given, or the one that the short forms mean."""
+    mechanism, epsilon = given["mechanism"], given["target_epsilon"]
+    if mechanism is None:
+        if epsilon is None:
+            raise ConfigError(
+                "target_epsilon must be given, or mechanism, such as discreet.CentralGaussian(noise_multiplier=1.0)"
+            )
+        delta = {} if given["delta"] is None else {"delta": given["delta"]}
+        return CentralGaussian(target_epsilon=epsilon, clipping=AdaptiveClipping(given["clip_norm"]), **delta)
+    if not isinstance(mechanism, CentralGaussian):
+        raise ConfigError(f"mechanism must be a CentralGaussian or a MaskedGaussian (got {type(mechanism).__name__})")
+    for name in ("target_epsilon", "delta", "clip_norm"):
+        if given[name] is not None:
+            raise ConfigError(f"{name} and mechanism are both given: the mechanism has its own")
+    return mechanism
 
 
 def flower_settings(given: Mapping[str, Any]) -> RunConfig:
-    """The settings of a run with one round and Flower's timeout, which `start` replaces.
+    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is ignored.
 
     Raises:
-      ConfigError: one is of the wrong type or out of range, or two contradict each other.
+      ConfigError: one is of the wrong type, out of range or not private, or two contradict each other.
+      TypeError: there is no such argument.
     """
+    _refuse_what_is_not_private(given)
     if given["sampling"] == "everyone" and given["fraction_train"] != 1:
         raise ConfigError(f"fraction_train must be 1 with sampling=everyone (got {given['fraction_train']})")
-    population = given["population_size"]
-    names = ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy", "account", "aggregation")
-    user = {name: given[name] for name in names}
-    if given["aggregation"] == SECURE and given["private_evaluation"] is not None:
-        raise ConfigError(
-            "private_evaluation must be None with aggregation=secure: another app's metrics are not masked"
-        )
+    population, optimizer, mechanism = given["population_size"], given["server_optimizer"], _mechanism(given)
+    asked, masked = asdict(mechanism), isinstance(mechanism, MaskedGaussian)
+    rating, evaluation = given["private_evaluation"], {}
+    if rating is not None:
+        why = "another app's metrics are not masked"
+        require(not masked, "private_evaluation", f"None with mechanism=MaskedGaussian: {why}", rating)
+        evaluation = {"kind": "private", "every": rating.every, "noise_multiplier": rating.noise_multiplier}
+    user = {name: asked[name] for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")}
+    user |= {"enabled": True, "account": given["account"], "aggregation": SECURE if masked else PLAIN}
     return parse_config(
         {
             "rounds": 1,
@@ -100,31 +255,28 @@ def flower_settings(given: Mapping[str, Any]) -> RunConfig:
                 "population_name": given["population_name"],
                 "min_nodes": given["min_available_nodes"],
             },
-            "server": _server(given),
-            "evaluation": _evaluation(given["private_evaluation"]),
+            "server": server_section(ServerSGD() if optimizer is None else optimizer),
+            "evaluation": evaluation,
             "privacy": {
-                **{name: given[name] for name in ("delta", "accountant", "noise")},
-                "user": {**user, "enabled": True, "clip": _clip(given)},
-                "secure": {name: given[name] for name in ("dropouts", "colluding", "threshold")},
+                **{name: asked[name] for name in ("delta", "accountant", "noise")},
+                "user": {**user, "clip": _clip(mechanism.clipping)},
+                "secure": {name: asked[name] for name in ("dropouts", "colluding", "threshold") if masked},
             },
         }
     )
 
 
-def _clip(given: Mapping[str, Any]) -> dict[str, object]:
+def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
     """The section `privacy.user.clip` of the settings."""
-    searches = given["clip_norm"] is None
-    if searches and given["clipping"] == "fixed":
-        raise ConfigError("clip_norm must be given with clipping=fixed: nothing moves it to where the differences are")
-    return {
-        "kind": given["clipping"],
-        "norm": FIRST_NORM if searches else given["clip_norm"],
-        "max": LARGEST_NORM if searches and given["clip_max"] is None else given["clip_max"],
-        "search_rate": SEARCH_RATE if searches else 0.0,
-        "target_quantile": given["target_quantile"],
-        "learning_rate": given["clip_learning_rate"],
-        "count_stddev": given["count_stddev"],
-    }
+    if isinstance(clipping, FixedClipping):
+        return {"kind": "fixed", "norm": clipping.norm}
+    if not isinstance(clipping, AdaptiveClipping):
+        raise ConfigError(f"clipping must be an AdaptiveClipping or a FixedClipping (got {type(clipping).__name__})")
+    asked = {"kind": "adaptive", **asdict(clipping)}
+    most = asked.pop("maximum")
+    if clipping.norm is not None:
+        return {**asked, "max": most}
+    return {**asked, "norm": FIRST_NORM, "max": LARGEST_NORM if most is None else most, "search_rate": SEARCH_RATE}
 
 
 def check_search(config: RunConfig, count_stddev: float | None) -> None:
@@ -132,29 +284,7 @@ def check_search(config: RunConfig, count_stddev: float | None) -> None:
     share = (count_stddev or 0.0) / config.expected_cohort
     if config.privacy.user.clip.search_rate and share >= LARGEST_DOUBT:
         raise ConfigError(
-            "clip_norm must be given, as long as a node's difference is, by public data: the share of differences "
-            f"within it can't be told, for its noise has a standard deviation of {share:.2g}, and {LARGEST_DOUBT:g} or "
-            "more is too much to search by"
+            "privacy.user.clip.norm must be given, as long as a node's difference is, by public data: the share of "
+            f"differences within it can't be told, for its noise has a standard deviation of {share:.2g}, and "
+            f"{LARGEST_DOUBT:g} or more is too much to search by"
         )
-
-
-def _evaluation(asked: PrivateEvaluation | None) -> dict[str, object]:
-    """The section `evaluation` of the settings."""
-    if asked is None:
-        return {}
-    return {"kind": "private", "every": asked.every, "noise_multiplier": asked.noise_multiplier}
-
-
-def _server(given: Mapping[str, Any]) -> dict[str, object]:
-    """The section `server` of the settings."""
-    optimizer = given["server_optimizer"]
-    if optimizer is None:
-        return {
-            "learning_rate": given["server_learning_rate"],
-            "momentum": given["server_momentum"],
-            "shrink_with_noise": given["shrink_with_noise"],
-        }
-    for name, default in (("server_learning_rate", 1.0), ("server_momentum", 0.0), ("shrink_with_noise", False)):
-        if given[name] != default:
-            raise ConfigError(f"{name} must be left out with server_optimizer, which has its own (got {given[name]})")
-    return server_section(optimizer)

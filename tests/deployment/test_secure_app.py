@@ -16,15 +16,16 @@ from tests.deployment.app_runs import ROOT, RUN_SECONDS, private_copy, run_folde
 GUIDE = ROOT / "docs" / "guide" / "flower_app.md"
 NODES, ROUNDS = 4, 2
 CONFIG = f"num-server-rounds={ROUNDS} fraction-train=1.0 local-epochs=1"
+IMPORTS = ("from discreet import DPFedAvg\n", "from discreet import AdaptiveClipping, DPFedAvg, MaskedGaussian\n")
 CLIENT = ("app = ClientApp()\n", "app = ClientApp(mods=[discreet.secure_sum_mod])\n")
 SERVER = (
-    "        population_size=100,\n",
+    "        population_size=100,\n        target_epsilon=8.0,\n        delta=1e-3,\n        clip_norm=1.0,\n",
     f"        population_size={NODES},\n"
     f"        min_available_nodes={NODES},\n"
-    '        aggregation="secure",\n'
     '        sampling="everyone",\n'
-    '        accountant="rdp",\n'
-    '        too_noisy="warn",\n',
+    "        mechanism=MaskedGaussian(\n"
+    '            target_epsilon=8.0, delta=1e-3, clipping=AdaptiveClipping(norm=1.0), too_noisy="warn"\n'
+    "        ),\n",
 )
 
 
@@ -40,6 +41,7 @@ def secure_copy(folder: Path) -> Path:
     replaced(client, *CLIENT)
     replaced(client, "from flwr.app import", "import discreet\nfrom flwr.app import")
     replaced(app / "quickstart" / "server_app.py", *SERVER)
+    replaced(app / "quickstart" / "server_app.py", *IMPORTS)
     return app
 
 

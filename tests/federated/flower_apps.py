@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from flwr.superlink.grid import InMemoryGrid
 
 from discreet.flower.strategy import DPFedAvg
+from discreet.flower.strategy_settings import AdaptiveClipping, CentralGaussian
 from discreet.server.run_folder import RunFolder, RunStatus, read_status
 
 NODES = 6
@@ -77,14 +78,13 @@ class Nodes(InMemoryGrid):
         return replies
 
 
-SETTINGS: dict[str, Any] = {
-    "min_available_nodes": 1,
-    "population_size": 10,
-    "noise_multiplier": 1.0,
-    "delta": 1e-3,
-    "clip_norm": 0.5,
-    "seed": 40127,
-}
+NOISED = CentralGaussian(noise_multiplier=1.0, delta=1e-3, clipping=AdaptiveClipping(0.5))
+SETTINGS: dict[str, Any] = {"min_available_nodes": 1, "population_size": 10, "mechanism": NOISED, "seed": 40127}
+
+
+def noised(**changed: Any) -> dict[str, Any]:
+    """The argument `mechanism` with what a test changes of it."""
+    return {"mechanism": replace(NOISED, **changed)}
 
 
 def strategy(folder: Path, **settings: Any) -> DPFedAvg:

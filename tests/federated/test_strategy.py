@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 import discreet
 from discreet.evaluation.predictions import load_model
 from discreet.flower.strategy import DPFedAvg
+from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.reporting.records import read_runs
 from discreet.server.resuming import run_config
@@ -35,6 +36,7 @@ from tests.federated.flower_apps import (
     Nodes,
     arrays,
     changed_by,
+    noised,
     replying,
     run,
     status_of,
@@ -42,8 +44,12 @@ from tests.federated.flower_apps import (
     values_of,
 )
 
-NOISELESS: dict[str, Any] = {"noise": "float", "noise_multiplier": 0.0, "clipping": "fixed"}
-NOISELESS |= {"sampling": "everyone", "population_size": NODES}
+EXACT: dict[str, Any] = {"noise": "float", "noise_multiplier": 0.0}
+
+
+def noiseless(clip_norm: float = 0.5) -> dict[str, Any]:
+    fixed = noised(**EXACT, clipping=FixedClipping(clip_norm))
+    return {"sampling": "everyone", "population_size": NODES, **fixed}
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +63,14 @@ def test_the_library_offers_it_by_its_name() -> None:
 
 
 def test_without_noise_the_model_moves_by_the_mean_of_the_differences(tmp_path: Path) -> None:
-    moved = values_of(run(tmp_path / "run", num_rounds=3, **NOISELESS))
+    moved = values_of(run(tmp_path / "run", num_rounds=3, **noiseless()))
     assert np.allclose(moved["weight"], START["weight"] + 0.03, atol=1e-6)
     assert np.allclose(moved["bias"], 0.03, atol=1e-6)
 
 
 def test_the_difference_is_clipped_as_one_vector_over_all_arrays(tmp_path: Path) -> None:
     grid = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(100.0)))
-    moved = values_of(run(tmp_path / "run", grid, num_rounds=1, **NOISELESS))
+    moved = values_of(run(tmp_path / "run", grid, num_rounds=1, **noiseless()))
     change = np.concatenate([(moved[name] - START[name]).ravel() for name in ("weight", "bias")])
     assert np.allclose(change, 0.5 / math.sqrt(8), rtol=1e-3)
 
@@ -72,7 +78,8 @@ def test_the_difference_is_clipped_as_one_vector_over_all_arrays(tmp_path: Path)
 def test_a_bit_says_whether_the_difference_was_within_the_clip_norm(tmp_path: Path) -> None:
     far, near = changed_by(9.0), changed_by(0.01)
     grid = Nodes({1: far, 2: far, 3: far, 4: near})
-    run(tmp_path / "run", grid, **{**NOISELESS, "clipping": "adaptive", "count_stddev": 1e-6, "population_size": 4})
+    mechanism = noised(**EXACT, clipping=AdaptiveClipping(0.5, count_stddev=1e-6))
+    run(tmp_path / "run", grid, sampling="everyone", population_size=4, **mechanism)
     assert RunFolder(tmp_path / "run").read_metrics()[0]["fraction_below"] == pytest.approx(0.25, abs=1e-4)
 
 
@@ -167,10 +174,10 @@ def test_a_reply_that_can_not_be_used_counts_as_zero_and_the_noise_stays(
     reply: RecordDict | Error | None, tmp_path: Path
 ) -> None:
     still = changed_by(0.0)
-    settings = {"sampling": "everyone", "clipping": "fixed", "num_rounds": 1}
-    bad = strategy(tmp_path / "bad", sampling="everyone", clipping="fixed")
+    settings = {"sampling": "everyone", **noised(clipping=FixedClipping(0.5))}
+    bad = strategy(tmp_path / "bad", **settings)
     found = bad.start(Nodes({1: still, 2: replying(reply)}), arrays(), num_rounds=1, timeout=0.2)
-    wanted = run(tmp_path / "good", Nodes({1: still, 2: still}), **settings)  # type: ignore[arg-type]
+    wanted = run(tmp_path / "good", Nodes({1: still, 2: still}), num_rounds=1, **settings)
     assert all(np.array_equal(values_of(found)[name], values_of(wanted)[name]) for name in START)
     assert sum(status_of(tmp_path / "bad").failures.values()) == 1
 
@@ -184,7 +191,7 @@ def test_arrays_that_lie_by_columns_are_read_in_their_own_order(tmp_path: Path) 
     moved = START["weight"] + np.arange(6, dtype=np.float32).reshape(2, 3) / 100
     reply = RecordDict({"arrays": arrays(weight=np.asfortranarray(moved))})
     grid = Nodes(dict.fromkeys(range(1, NODES + 1), replying(reply)))
-    assert np.allclose(values_of(run(tmp_path / "run", grid, num_rounds=1, **NOISELESS))["weight"], moved, atol=1e-6)
+    assert np.allclose(values_of(run(tmp_path / "run", grid, num_rounds=1, **noiseless()))["weight"], moved, atol=1e-6)
 
 
 def test_wider_and_narrower_floats_keep_their_dtype(tmp_path: Path) -> None:
@@ -199,13 +206,13 @@ def test_wider_and_narrower_floats_keep_their_dtype(tmp_path: Path) -> None:
 
 def test_half_precision_is_compared_with_what_was_sent(tmp_path: Path) -> None:
     start, still = arrays(bias=np.full(2, 0.1, np.float16)), dict.fromkeys(range(1, NODES + 1), changed_by(0.0))
-    result = strategy(tmp_path / "run", **NOISELESS).start(Nodes(still), start, num_rounds=3, timeout=2.0)
+    result = strategy(tmp_path / "run", **noiseless()).start(Nodes(still), start, num_rounds=3, timeout=2.0)
     assert np.array_equal(values_of(result)["bias"], np.full(2, 0.1, np.float16))
     assert RunFolder(tmp_path / "run").load_checkpoint().velocity.abs().max() == 0  # type: ignore[union-attr]
 
 
 def test_a_round_is_logged_and_the_budget_ends_the_run_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = strategy(tmp_path / "run", max_epsilon=4.0, fraction_train=0.5, too_noisy="warn")
+    made = strategy(tmp_path / "run", fraction_train=0.5, **noised(max_epsilon=4.0, too_noisy="warn"))
     with caplog.at_level(logging.INFO, logger="discreet"):
         result = made.start(Nodes(), arrays(), num_rounds=50, timeout=2.0)
     folder = RunFolder(tmp_path / "run")
@@ -220,7 +227,7 @@ def test_a_round_is_logged_and_the_budget_ends_the_run_well(tmp_path: Path, capl
 
 
 def test_a_target_is_met_by_the_planned_rounds(tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=4, noise_multiplier=None, target_epsilon=3.0)
+    run(tmp_path / "run", num_rounds=4, **noised(noise_multiplier=None, target_epsilon=3.0))
     assert 0.999 * 3 <= DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 3
 
 
@@ -247,7 +254,7 @@ def test_a_loss_that_runs_away_ends_the_run_with_the_best_model(tmp_path: Path) 
         seen.append(found)
         return MetricRecord({"loss": 2.0 if number < 3 else 10.0 * number, "accuracy": 0.1 * (number == 2)})
 
-    made = strategy(tmp_path / "run", max_epsilon=None)
+    made = strategy(tmp_path / "run")
     result = made.start(Nodes(), arrays(), num_rounds=10, timeout=2.0, evaluate_fn=evaluate)
     assert made.outcome is not None
     assert "diverged: 70 after round 7" in str(made.outcome.stopped)
@@ -314,7 +321,7 @@ def numpy_client(message: Message) -> RecordDict:
 def test_a_numpy_client_is_driven_by_the_keys_that_it_reads(tmp_path: Path) -> None:
     grid = Nodes(dict.fromkeys(range(1, NODES + 1), numpy_client))
     keys = {"arrayrecord_key": "fitins.parameters", "configrecord_key": "fitins.config"}
-    made = strategy(tmp_path / "run", **{**NOISELESS, **keys, "clip_norm": 10.0})
+    made = strategy(tmp_path / "run", **{**noiseless(10.0), **keys})
     start, config = ArrayRecord(list(START.values())), ConfigRecord({"lr": 0.25})
     result = made.start(grid, start, num_rounds=2, timeout=2.0, train_config=config)
     assert np.allclose(values_of(result)["0"], START["weight"] + 0.5, atol=1e-6)
@@ -324,6 +331,6 @@ def test_a_numpy_client_is_driven_by_the_keys_that_it_reads(tmp_path: Path) -> N
 def test_half_precision_stays_finite_however_far_the_model_goes(tmp_path: Path) -> None:
     start = arrays(bias=np.full(2, 6e4, np.float16))
     grid = Nodes(dict.fromkeys(range(1, NODES + 1), replying(RecordDict({"arrays": arrays(bias=np.full(2, 1e8))}))))
-    made = strategy(tmp_path / "run", **{**NOISELESS, "clip_norm": 1e6})
+    made = strategy(tmp_path / "run", **noiseless(1e6))
     result = made.start(grid, start, num_rounds=3, timeout=2.0)
     assert np.array_equal(values_of(result)["bias"], np.full(2, 65504, np.float16))

@@ -11,7 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.rules import ConfigError
-from tests.federated.flower_apps import run, status_of
+from tests.federated.flower_apps import noised, run, status_of
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_the_second_run_is_ended_by_what_the_first_one_spent(account: str, tmp_p
     (spent,) = DurableLedger(Path(account)).sums()
     assert spent.times == 2
     at_most = json.loads((tmp_path / "first" / "privacy.json").read_text())["account"]["epsilon"]["pld"]
-    run(tmp_path / "second", num_rounds=2, max_epsilon=at_most, **given)
+    run(tmp_path / "second", num_rounds=2, **noised(max_epsilon=at_most), **given)
     assert "over all runs on nodes, beyond max_epsilon=" in str(status_of(tmp_path / "second").reason)
     assert DurableLedger(Path(account)).sums() == [spent]
 
@@ -42,7 +42,7 @@ def test_the_second_run_is_ended_by_what_the_first_one_spent(account: str, tmp_p
     [
         ({"population_size": 11}, "population_size does not fit account="),
         ({"population_name": "others"}, "population_name does not fit account="),
-        ({"delta": 1e-4}, "delta does not fit account="),
+        (noised(delta=1e-4), "delta does not fit account="),
         ({"population_name": None}, "population_name must be given with account"),
         ({"account": "nowhere.db"}, "account=.* is missing"),
         ({"seed": 70123}, "seed must be null with account"),

@@ -14,13 +14,15 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet import DPFedAvg, PrivateEvaluation
+from discreet import AdaptiveClipping, DPFedAvg, PrivateEvaluation
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder
 from tests.conftest import REPOSITORY
-from tests.federated.flower_apps import START, Answer, Nodes, arrays, changed_by, run, strategy, values_of
+from tests.federated.flower_apps import START, Answer, Nodes, arrays, changed_by, noised, run, strategy, values_of
 
-MANY = {"clip_norm": None, "population_size": 60}
+
+def clipped(norm: float | None = None) -> dict[str, Any]:
+    return {"population_size": 60, **noised(clipping=AdaptiveClipping(norm))}
 
 
 @pytest.fixture(autouse=True)
@@ -77,12 +79,12 @@ def test_the_first_snippet_of_the_guide_learns(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_clip_norm_that_is_left_out_is_found_in_five_rounds(tmp_path: Path) -> None:
-    run(tmp_path / "run", many(), num_rounds=6, **MANY)
+    run(tmp_path / "run", many(), num_rounds=6, **clipped())
     assert 0.5 < rows(tmp_path / "run")[5]["clip_norm"] < 2.0
 
 
 def test_each_clip_norm_follows_from_what_was_released(tmp_path: Path) -> None:
-    run(tmp_path / "run", many(), num_rounds=6, **MANY)
+    run(tmp_path / "run", many(), num_rounds=6, **clipped())
     found = rows(tmp_path / "run")
     assert found[0]["clip_norm"] == 0.1
     for before, after in pairwise(found):
@@ -93,33 +95,33 @@ def test_each_clip_norm_follows_from_what_was_released(tmp_path: Path) -> None:
 
 
 def test_a_search_costs_what_a_run_with_a_clip_norm_costs(tmp_path: Path) -> None:
-    run(tmp_path / "searches", many(), num_rounds=3, **MANY)
-    run(tmp_path / "given", many(), num_rounds=3, **{**MANY, "clip_norm": 1.0})
+    run(tmp_path / "searches", many(), num_rounds=3, **clipped())
+    run(tmp_path / "given", many(), num_rounds=3, **clipped(1.0))
     one, other = (DurableLedger(tmp_path / name / "ledger.db").spent("user") for name in ("searches", "given"))
     assert one.entries == other.entries
 
 
 def test_a_search_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", many(), num_rounds=4, **MANY)
-    run(tmp_path / "parts", many(), num_rounds=2, **MANY)
-    parts = run(tmp_path / "parts", many(), num_rounds=4, resume=True, **MANY)
+    whole = run(tmp_path / "whole", many(), num_rounds=4, **clipped())
+    run(tmp_path / "parts", many(), num_rounds=2, **clipped())
+    parts = run(tmp_path / "parts", many(), num_rounds=4, resume=True, **clipped())
     assert all(np.array_equal(values_of(whole)[name], values_of(parts)[name]) for name in START)
 
 
 def test_a_run_whose_updates_are_nearly_all_cut_says_so_once_with_what_to_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tmp_path / "run", many(), num_rounds=5, **{**MANY, "clip_norm": 0.01})
+    run(tmp_path / "run", many(), num_rounds=5, **clipped(0.01))
     (said,) = (record for record in caplog.records if "nearly all are cut" in record.message)
     assert said.levelno == logging.WARNING
     assert "in 3 rounds in a row a share below 0.2 of the updates" in said.message
-    assert "Begin with a larger clip_norm, such as 0.1" in said.message
+    assert "Begin with a larger clipping.norm, such as 0.1" in said.message
 
 
 def test_a_run_whose_updates_are_within_the_clip_norm_says_nothing_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tmp_path / "run", many(0.01), num_rounds=5, **{**MANY, "clip_norm": 0.1})
+    run(tmp_path / "run", many(0.01), num_rounds=5, **clipped(0.1))
     assert "nearly all are cut" not in caplog.text
 
 

@@ -15,7 +15,7 @@ from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from tests.federated.flower_apps import NODES, Answer, Nodes, changed_by, run
+from tests.federated.flower_apps import NODES, Answer, Nodes, changed_by, noised, run
 
 RATED: dict[str, Any] = {"private_evaluation": discreet.PrivateEvaluation(every=2, metric="acc", noise_multiplier=1e-3)}
 
@@ -58,7 +58,7 @@ def test_one_client_moves_the_mean_by_no_more_than_its_share(tmp_path: Path, wil
 
 
 def test_a_rating_is_charged_as_an_event_of_its_own(tmp_path: Path) -> None:
-    rows(tmp_path / "run", [0.5] * NODES, noise_multiplier=2.0)
+    rows(tmp_path / "run", [0.5] * NODES, **noised(noise_multiplier=2.0))
     folder = RunFolder(tmp_path / "run")
     spent = folder.ledger(plan_of(folder.read_config())).spent(USER)
     assert [(event.noise_multiplier, count) for event, count in spent.entries] == [(2.0, 3), (1e-3, 2)]

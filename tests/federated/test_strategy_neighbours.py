@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.privacy.randomness import RandomSource
 from discreet.server.run_folder import RunFolder
-from tests.federated.flower_apps import START, Answer, Nodes, arrays, changed_by, replying, run, values_of
+from tests.federated.flower_apps import START, Answer, Nodes, arrays, changed_by, noised, replying, run, values_of
 from tests.replay import Replay, replay
 
 ROUNDS, Z = 3, 1.3
@@ -41,7 +41,7 @@ def released(answers: dict[int, Answer], source: RandomSource) -> list[object]:
     """Everything that a run releases, but who took part and how many replied, which is not covered."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        settings = {"sampling": "everyone", "noise_multiplier": Z, "seed": int(1e6 * float(source.uniform(1)))}
+        settings = {"sampling": "everyone", "seed": int(1e6 * float(source.uniform(1))), **noised(noise_multiplier=Z)}
         result = run(path, Nodes(dict(answers)), num_rounds=ROUNDS, **settings)
         rows = RunFolder(path).read_metrics()
     left: list[object] = [torch.from_numpy(values_of(result)[name].copy()) for name in START]

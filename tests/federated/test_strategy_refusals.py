@@ -13,6 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
+from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import (
     NODES,
@@ -21,6 +22,7 @@ from tests.federated.flower_apps import (
     Nodes,
     arrays,
     changed_by,
+    noised,
     run,
     status_of,
     strategy,
@@ -38,6 +40,7 @@ def no_metrics(*_: object) -> MetricRecord:
     return MetricRecord()
 
 
+SHORT: dict[str, Any] = {"mechanism": None, "target_epsilon": 8.0}
 ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "clients evaluate": ({"fraction_evaluate": 1.0}, "fraction_evaluate must be 0: .* by evaluate_fn"),
     "clients to evaluate": ({"min_evaluate_nodes": 2}, "min_evaluate_nodes must be 0"),
@@ -52,20 +55,26 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "more than everybody": ({"fraction_train": 1.5}, r"fraction_train must be within \(0, 1\]"),
     "some of everyone": ({"fraction_train": 0.5, "sampling": "everyone"}, "fraction_train must be 1 with sampling=ev"),
     "other sampling": ({"sampling": "round robin"}, "sampling must be one of poisson, fixed, everyone"),
-    "noise and target": ({"target_epsilon": 8.0}, "noise_multiplier and target_epsilon are both given"),
-    "neither": ({"noise_multiplier": None}, "noise_multiplier and target_epsilon are both missing"),
-    "negative noise": ({"noise_multiplier": -1.0}, "noise_multiplier must be 0 or within"),
-    "a word": ({"noise_multiplier": "much"}, "noise_multiplier"),
-    "a large delta": ({"delta": 0.2}, r"delta must be below 1 / population_size = 0\.1, for instance 0\.01"),
-    "no clip": ({"clip_norm": 0.0}, r"clip_norm must be within \[1e-09, 1e\+09\]"),
-    "no clip norm that stays": (
-        {"clip_norm": None, "clipping": "fixed"},
-        "clip_norm must be given with clipping=fixed",
-    ),
-    "another accountant": ({"accountant": "moments"}, "accountant must be one of pld, rdp"),
-    "another noise": ({"noise": "laplace"}, "noise must be one of float, grid, secure_sum"),
+    "noise and target": (noised(target_epsilon=8.0), "^noise_multiplier and target_epsilon are both given"),
+    "neither": (noised(noise_multiplier=None), "^noise_multiplier and target_epsilon are both missing"),
+    "no mechanism": ({"mechanism": None}, "^target_epsilon must be given, or mechanism"),
+    "two targets": ({"target_epsilon": 8.0}, "^target_epsilon and mechanism are both given"),
+    "two deltas": ({"delta": 1e-4}, "^delta and mechanism are both given"),
+    "two clip norms": ({"clip_norm": 1.0}, "^clip_norm and mechanism are both given"),
+    "another mechanism": ({"mechanism": "gaussian"}, r"^mechanism must be a CentralGaussian or a Masked.* \(got str\)"),
+    "another clipping": (noised(clipping="fixed"), r"^clipping must be an AdaptiveClipping or a Fixed.* \(got str\)"),
+    "negative noise": (noised(noise_multiplier=-1.0), "^noise_multiplier must be 0 or within"),
+    "a word": (noised(noise_multiplier="much"), "^noise_multiplier must be"),
+    "no delta": ({**SHORT, "delta": 0.0}, r"^delta must be within \(0, 1\)"),
+    "a large delta": (noised(delta=0.2), r"delta must be below 1 / population_size = 0\.1, for instance 0\.01"),
+    "no clip": ({**SHORT, "clip_norm": 0.0}, r"^clip_norm must be within \[1e-09, 1e\+09\]"),
+    "no first clip": (noised(clipping=AdaptiveClipping(0.0)), r"^clipping\.norm must be within \[1e-09, 1e\+09\]"),
+    "no clip that stays": (noised(clipping=FixedClipping(0.0)), r"^clipping\.norm must be within \[1e-09, 1e\+09\]"),
+    "a low ceiling": (noised(clipping=AdaptiveClipping(1.0, maximum=0.5)), r"^clipping\.maximum must be within \[1, "),
+    "another accountant": (noised(accountant="moments"), "^accountant must be one of pld, rdp"),
+    "another noise": (noised(noise="laplace"), "^noise must be one of float, grid, secure_sum"),
     "PLD of fixed cohorts": ({"sampling": "fixed"}, "accountant must be rdp with sampling=fixed"),
-    "little noise on bits": ({"count_stddev": -1.0}, "count_stddev must be 0 or within"),
+    "less than no noise": (noised(clipping=AdaptiveClipping(count_stddev=-1.0)), r"^clipping\.count_stddev must be 0"),
     "nothing to go on with": ({"resume": True, "output_dir": None}, "output_dir must be given with resume=True"),
 }
 
@@ -80,9 +89,23 @@ def test_an_argument_that_can_not_be_honoured_is_an_error_that_names_it(
     assert "privacy." not in str(error.value)
 
 
-def test_an_argument_that_is_not_known_is_an_error() -> None:
-    with pytest.raises(TypeError, match="proximal_mu"):
-        DPFedAvg(population_size=10, noise_multiplier=1.0, proximal_mu=0.1)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("proximal_mu", "proximal_mu$"),
+        ("target_epsilo", r"target_epsilo; did you mean target_epsilon\?"),
+        ("max_epsilon", r"max_epsilon: it is one of the mechanism, such as CentralGaussian\(max_epsilon=\.\.\.\)"),
+    ],
+)
+def test_an_argument_that_is_not_known_is_an_error(name: str, said: str) -> None:
+    with pytest.raises(TypeError, match=f"^DPFedAvg has no argument {said}"):
+        DPFedAvg(**{"population_size": 10, name: 1.0})  # type: ignore[arg-type]
+
+
+def test_the_short_forms_are_a_mechanism(tmp_path: Path) -> None:
+    short = strategy(tmp_path / "run", **{**SHORT, "delta": 1e-3, "clip_norm": 2.0}).app.config
+    long = noised(noise_multiplier=None, target_epsilon=8.0, clipping=AdaptiveClipping(2.0))
+    assert short == strategy(tmp_path / "run", **long).app.config
 
 
 def test_a_floor_that_changes_no_sampling_is_taken(tmp_path: Path) -> None:
@@ -120,7 +143,8 @@ def test_what_start_can_not_honour_is_an_error_and_no_client_is_asked(
 def test_frozen_statistics_stay_and_the_rest_learns(tmp_path: Path) -> None:
     start = ArrayRecord({name: Array(values) for name, values in BATCH_NORM.items()})
     grid = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(0.5)))
-    made = strategy(tmp_path / "run", frozen="*.running_mean", noise_multiplier=0.0, clip_norm=5.0)
+    exact = noised(noise_multiplier=0.0, clipping=AdaptiveClipping(5.0))
+    made = strategy(tmp_path / "run", frozen="*.running_mean", **exact)
     found = values_of(made.start(grid, start, num_rounds=1, timeout=2.0))
     assert (found["bn1.running_mean"] == 0).all()
     assert (found["bn1.weight"] > 1).all()
@@ -139,7 +163,7 @@ def test_frozen_arrays_are_no_part_of_the_vector() -> None:
 
 def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"these settings will not learn: .*take num_rounds=\d+, .*too_noisy=warn"):
-        run(tmp_path / "run", num_rounds=40, noise_multiplier=60.0)
+        run(tmp_path / "run", num_rounds=40, **noised(noise_multiplier=60.0))
     assert not (tmp_path / "run").exists()
 
 
@@ -199,7 +223,7 @@ def test_a_train_config_that_gives_none_is_refused_before_anybody_is_asked(tmp_p
 
 def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_path: Path) -> None:
     grid = Nodes()
-    with pytest.raises(ConfigError, match=r"clip_norm must be given, .* standard deviation of 0\.25, and 0\.2 or more"):
-        strategy(tmp_path / "run", clip_norm=None).start(grid, arrays(), num_rounds=5, timeout=2.0)
+    with pytest.raises(ConfigError, match=r"^clipping\.norm must be given, .* deviation of 0\.25, and 0\.2 or more"):
+        run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}
     assert not (tmp_path / "run").exists()

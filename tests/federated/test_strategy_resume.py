@@ -10,10 +10,12 @@ import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from discreet.flower.strategy_settings import AdaptiveClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.server.run_folder import RunFolder
+from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
-from tests.federated.flower_apps import NODES, START, Nodes, arrays, run, status_of, strategy, values_of
+from tests.federated.flower_apps import NODES, START, Nodes, arrays, noised, run, status_of, strategy, values_of
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +25,9 @@ def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_goes_on_ends_as_one_that_was_never_ended(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", num_rounds=4, server_momentum=0.5)
-    run(tmp_path / "parts", num_rounds=2, server_momentum=0.5)
-    parts = run(tmp_path / "parts", num_rounds=4, server_momentum=0.5, resume=True)
+    whole = run(tmp_path / "whole", num_rounds=4, server_optimizer=ServerSGD(momentum=0.5))
+    run(tmp_path / "parts", num_rounds=2, server_optimizer=ServerSGD(momentum=0.5))
+    parts = run(tmp_path / "parts", num_rounds=4, server_optimizer=ServerSGD(momentum=0.5), resume=True)
     assert all(np.array_equal(values_of(whole)[name], values_of(parts)[name]) for name in START)
     heads = [RunFolder(tmp_path / name).read_metrics()[-1] for name in ("whole", "parts")]
     assert heads[0]["epsilon_user"] == heads[1]["epsilon_user"]
@@ -59,12 +61,12 @@ def test_an_interrupted_run_says_so_and_how_it_goes_on(
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "less noise": ({"noise_multiplier": 0.5}, r"noise_multiplier=0\.5 can't change a run that is resumed"),
-    "a larger delta": ({"delta": 1e-2}, r"delta=0\.01 can't change"),
+    "less noise": (noised(noise_multiplier=0.5), r"noise_multiplier=0\.5 can't change a run that is resumed"),
+    "a larger delta": (noised(delta=1e-2), r"delta=0\.01 can't change"),
     "a smaller fraction": ({"fraction_train": 0.5}, r"fraction_train=0\.5 can't change"),
     "a larger population": ({"population_size": 20}, r"population_size=20 can't change"),
-    "a larger budget": ({"max_epsilon": 90.0}, r"max_epsilon=90\.0 can't change"),
-    "another clip norm": ({"clip_norm": 5.0}, r"clip_norm=5\.0 can't change"),
+    "a larger budget": (noised(max_epsilon=90.0), r"max_epsilon=90\.0 can't change"),
+    "another clip norm": (noised(clipping=AdaptiveClipping(5.0)), r"clipping\.norm=5\.0 can't change"),
     "other frozen arrays": (
         {"frozen": "bias"},
         r"initial_arrays must have the names, shapes, dtypes and frozen arrays",
@@ -111,7 +113,7 @@ def test_a_run_that_was_ended_before_its_first_round_goes_on_from_the_beginning(
 
 
 def test_a_target_is_kept_and_its_noise_does_not_follow_the_rounds(tmp_path: Path) -> None:
-    target = {"noise_multiplier": None, "target_epsilon": 5.0}
+    target = noised(noise_multiplier=None, target_epsilon=5.0)
     run(tmp_path / "run", num_rounds=2, **target)
     made = strategy(tmp_path / "run", resume=True, **target)
     made.start(Nodes(), arrays(), num_rounds=9, timeout=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from tests.federated.flower_apps import NODES, SETTINGS, Answer, Nodes, arrays, changed_by, replying, run, values_of
 
-MASKED = {"aggregation": "secure", "sampling": "everyone", "accountant": "rdp", "population_size": NODES}
-MASKED |= {"noise_multiplier": 1e-9, "too_noisy": "warn", "clip_norm": 1.0, "clipping": "fixed", "seed": None}
+GAUSSIAN = discreet.MaskedGaussian(
+    noise_multiplier=1e-9, delta=1e-3, too_noisy="warn", clipping=discreet.FixedClipping(1.0)
+)
+MASKED = {"mechanism": GAUSSIAN, "sampling": "everyone", "population_size": NODES, "seed": None}
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +83,9 @@ def test_a_client_without_the_mod_is_missing_from_the_sum(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"sampling": "poisson"}, "sampling must be everyone"),
-        ({"accountant": "pld"}, "accountant must be rdp"),
-        ({"dropouts": 5}, "dropouts"),
+        ({"sampling": "poisson"}, "sampling must be everyone with mechanism=MaskedGaussian"),
+        ({"mechanism": replace(GAUSSIAN, accountant="pld")}, "^accountant must be rdp"),
+        ({"mechanism": replace(GAUSSIAN, dropouts=5)}, "^dropouts must be"),
         ({"private_evaluation": discreet.PrivateEvaluation()}, "private_evaluation must be None"),
     ],
 )

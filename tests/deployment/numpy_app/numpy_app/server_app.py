@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from discreet import DPFedAvg
+from discreet import CentralGaussian, DPFedAvg
 from numpy_app.client_app import network
 
 app = ServerApp()
@@ -17,8 +17,7 @@ def main(grid: Grid, context: Context) -> None:
         arrayrecord_key="fitins.parameters",
         configrecord_key="fitins.config",
         population_size=20,
-        noise_multiplier=1.0,
-        delta=1e-3,
+        mechanism=CentralGaussian(noise_multiplier=1.0, delta=1e-3),
     )
     result = strategy.start(
         grid=grid,
