@@ -14,12 +14,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from discreet.flower.array_layout import layout_of
+from discreet.flower.strategy_settings import CentralGaussian, FixedClipping
 from discreet.protocol.messages import MalformedMessage
 from tests.federated.flower_apps import Answer, Nodes, status_of, strategy, values_of
 
 Arrays = list[NDArray[np.float32]]
 START = {"weight": np.ones((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
-NOISELESS = {"noise": "float", "noise_multiplier": 0.0, "clipping": "fixed", "sampling": "everyone"}
+EXACT = CentralGaussian(noise="float", noise_multiplier=0.0, clipping=FixedClipping(5.0))
+NOISELESS = {"mechanism": EXACT, "sampling": "everyone"}
 KEYS = {"arrayrecord_key": "fitins.parameters", "configrecord_key": "fitins.config"}
 
 
@@ -49,7 +51,7 @@ def node(*, wrong: bool = False) -> Answer:
 
 def trained(folder: Path, *nodes: Answer) -> Result:
     """Two rounds without noise, in which each client that is whole moves every value by 0.25."""
-    made = strategy(folder, **KEYS, **NOISELESS, population_size=len(nodes), clip_norm=5.0, max_epsilon=None)
+    made = strategy(folder, **KEYS, **NOISELESS, population_size=len(nodes))
     config, start = ConfigRecord({"step": 0.25}), ArrayRecord({name: Array(value) for name, value in START.items()})
     grid = Nodes(dict(enumerate(nodes, 1)))
     return made.start(grid, start, num_rounds=2, timeout=2.0, train_config=config)
