@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from discreet.privacy.clipping import ClippedSum, GridSum, clip_by_norm
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
-
-if TYPE_CHECKING:
-    pass
 
 
 class Reply(Protocol):

@@ -31,7 +31,6 @@ VERSION = 5  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Floats = NDArray[np.floating[Any]]
-Scalar = bool | bytes | float | int | str  # as NumPyClient has it
 Items = dict[str, int | str]
 Record = TypeVar("Record")
 

@@ -168,4 +168,5 @@ def test_the_primihub_experiment_writes_what_its_original_does(tmp_path: Path) -
     assert found["accuracy"] == pytest.approx(RunFolder(folder).read_metrics()[-1]["accuracy"])
     assert (folder / "predictions.csv").read_text().count("\n") == 115
     assert (folder / "model.safetensors").is_file()
-    assert report_of([folder]).pictures
+    pictures = report_of([folder]).pictures
+    assert any(">pld<" in picture.svg and "rdp, classic conversion<" in picture.svg for picture in pictures)
