@@ -39,7 +39,8 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
 
     Args:
       norms: (n,), float32 or float64, >= 0 and not NaN.
-      clip_norm: the largest norm, 0 or as `check_clip` allows; infinity clips nothing.
+      clip_norm: the largest norm, >= 0, and if it is not 0 above the smallest normal number of the norms' type
+        (`check_clip` asks for far more); infinity clips nothing.
 
     Source: Abadi et al. 2016, Algorithm 1.
     """
