@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from discreet.data.targets import FolderError
 from discreet.node.account import Refused
 from discreet.node.node_data import main, node_table
 from discreet.node.nodes import model_of, node_examples, shape_of
@@ -76,6 +78,27 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
     assert examples.inputs[:, 29].tolist() == [1, 1]
 
 
+WRONG = [
+    (lambda folder: folder, "data.toml is missing"),
+    (lambda folder: describe(folder, "format csv"), "is not TOML"),
+    (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
+    (lambda folder: describe(folder, 'format = "csv"'), "file: Field required"),
+    (lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'), "must lie in"),
+    (lambda folder: csv_folder(folder, extra="low = 1"), "low and high must be given together"),
+    (lambda folder: csv_folder(folder, extra='inputs = ["p0"]'), r"1 inputs a row, not 64 for the shape \(1, 8, 8\)"),
+    (lambda folder: csv_folder(folder, extra='inputs = ["q"]'), "has no column q"),
+    (lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)), "line 2: the column p3 is missing"),
+    (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
+    (lambda folder: csv_folder(folder, extra='classes = ["a"]'), "line 2: the class is not in classes"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_what_is_wrong_is_said(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
+    with pytest.raises(FolderError, match=message):
+        node_table(make(tmp_path), "digits")
+
+
 def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = csv_folder(tmp_path, extra='task = "mnist"')
     with pytest.raises(Refused) as refused:
@@ -86,10 +109,8 @@ def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.
 
 def test_a_node_with_its_own_data_builds_the_model_without_the_demonstration_data() -> None:
     run = load_config(["data.name=mnist", "data.path=/nowhere", "model.name=logistic_regression"])
-    assert (
-        sum(parameter.numel() for parameter in model_of(run.model.name, shape_of(client_settings(run))).parameters())
-        == 7850
-    )
+    model = model_of(run.model.name, shape_of(client_settings(run)))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 7850
 
 
 def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
