@@ -18,7 +18,6 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.install import install_from_fab
 
 from discreet.settings.places import app_folder
-from discreet.settings.rules import ConfigError
 
 
 def main(words: Sequence[str]) -> int:
@@ -28,13 +27,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path("approved"), help="default: approved")
     arguments = parser.parse_args(words)
     try:
-        # As `flwr run` sends it. An app that is there already stays as it is.
-        app = arguments.app.read_bytes() if arguments.app else build_fab_from_disk(app_folder())
+        # As `flwr run` sends it; the name of a file must be that of its content. An app that is there stays as it is.
+        app = arguments.app or build_fab_from_disk(app_folder())
         place = install_from_fab(app, arguments.folder, skip_prompt=True)
-    except (click.ClickException, zipfile.BadZipFile, OSError, ConfigError) as error:
+        digest = hashlib.sha256(app if isinstance(app, bytes) else app.read_bytes()).hexdigest()
+    except (click.ClickException, zipfile.BadZipFile, OSError, ValueError) as error:
         print(f"discreet: the app can't be approved: {error}", file=sys.stderr)
         return 2
-    print(f"approved {place.name}, SHA-256 {hashlib.sha256(app).hexdigest()}, in {place.parent.resolve()}")
+    print(f"approved {place.name}, SHA-256 {digest}, in {place.parent.resolve()}")
     return 0
 
 

@@ -6,8 +6,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 from discreet.deployment.approve import main
+from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower's build
 
@@ -31,3 +33,10 @@ def test_a_file_that_is_no_app_is_refused(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "a.b.0-1-0.12345678.fab").write_bytes(b"nothing")
     assert main([str(tmp_path / "a.b.0-1-0.12345678.fab"), "--folder", str(tmp_path / "approved")]) == 2
     assert "can't be approved" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["app.fab", "discreet.discreet.0-1-0.12345678.fab"])
+def test_a_file_whose_name_is_not_that_of_its_content_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(build_fab_from_disk(REPOSITORY))
+    assert main([str(tmp_path / name), "--folder", str(tmp_path / "approved")]) == 2
+    assert not (tmp_path / "approved" / "apps").exists()

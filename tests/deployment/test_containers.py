@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -11,12 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
+from flwr.cli.build import build_fab_from_disk, get_fab_filename
 
 from discreet.deployment.approve import main as approve
 from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
@@ -130,8 +132,10 @@ class AloneNode:
         ]
         (data / "scans.csv").write_text("\n".join([head, *rows]) + "\n")
         (data / "data.toml").write_text('format = "csv"\nfile = "scans.csv"\ntarget = "digit"\nlow = 0\nhigh = 16\n')
-        app = self.folder / "app.fab"
-        app.write_bytes(build_fab_from_disk(self.deployment.folder))
+        built = build_fab_from_disk(self.deployment.folder)
+        project = tomllib.loads((self.deployment.folder / "pyproject.toml").read_text())
+        app = self.folder / get_fab_filename(project, hashlib.sha256(built).hexdigest())
+        app.write_bytes(built)
         assert approve([str(app), "--folder", str(self.folder / "approved")]) == 0
         if os.getuid() == 0:
             give_to(self.folder, IMAGE_USER)
