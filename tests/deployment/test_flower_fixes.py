@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
+from flwr.supercore.object_store import sql_object_store
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.state.schema import linkstate_models
 from flwr.superlink.servicer.control import control_handlers
 from flwr.supernode import start_client_internal
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supernode.runtime import run_clientapp
 
 from discreet.deployment.flower_fixes import (
+    NAMES,
     SWITCH,
+    VERSIONS,
+    commands,
     failed_runs,
+    fix_of,
     refused_nodes,
     small_superlink,
     supernode_pauses,
     supernode_replies,
+    switched_off,
     unread_messages,
 )
 from tests.conftest import REPOSITORY
@@ -60,12 +69,14 @@ def test_it_is_made_unless_it_is_switched_off_or_flowers_source_is_another(
     assert state() == before
     monkeypatch.delenv(SWITCH)
     assert caplog.records == []
-    with monkeypatch.context() as another, caplog.at_level(logging.WARNING):
-        another.setattr("inspect.getsource", lambda _: "def another(): ...")
-        module.make()
-    assert state() == before
-    assert f"is not what {name} is for" in caplog.text
-    caplog.clear()
+    changes = {"inspect.getsource": "def another(): ...", "importlib.metadata.version": "1.43.0"}
+    for place, other in changes.items():
+        with monkeypatch.context() as another, caplog.at_level(logging.WARNING):
+            another.setattr(place, lambda _, other=other: other)
+            module.make()
+        assert state() == before
+        assert f"is not what {name} is for" in caplog.text
+        caplog.clear()
     module.make()
     assert state() != before
     assert caplog.records == []
@@ -73,4 +84,42 @@ def test_it_is_made_unless_it_is_switched_off_or_flowers_source_is_another(
 
 def test_the_page_tells_of_each() -> None:
     page = (REPOSITORY / "docs" / "flower_fixes.md").read_text()
-    assert all(f"## {name}\n" in page for name in (*FIXES, "warm_clients"))
+    assert all(f"## {name}\n" in page for name in NAMES)
+    assert all(version in page for version in VERSIONS)
+    assert {*FIXES, "warm_clients"} == {*NAMES}
+
+
+MISSING = {
+    "small_superlink": (sql_object_store, "SqlObjectStore"),
+    "unread_messages": (linkstate_models, "MessageIns"),
+    "failed_runs": (control_handlers, "_stream_logs"),
+    "refused_nodes": (NodeAuthHttpInterceptor, "intercept"),
+    "supernode_replies": (start_client_internal, "_insert_message"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_name_that_flower_has_lost_costs_its_replacement_and_nothing_else(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(*MISSING[name])
+    monkeypatch.delitem(sys.modules, f"discreet.deployment.flower_fixes.{name}")
+    commands.make(name)
+    (said,) = caplog.messages
+    assert f"is not what {name} is for (" in said
+    assert MISSING[name][1] in said
+    assert "Flower's own behaviour stays" in said
+
+
+def test_the_preforked_clients_step_aside_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(run_clientapp, "run_clientapp")
+    monkeypatch.delitem(sys.modules, "discreet.deployment.flower_fixes.preforked_clients", raising=False)
+    assert fix_of("preforked_clients") is None
+    assert "run_clientapp" in caplog.text
+
+
+def test_a_word_that_is_no_replacement_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"{SWITCH} takes -all or some of .*got warm_clients"):
+        switched_off("warm_clients")

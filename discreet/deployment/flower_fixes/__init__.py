@@ -7,8 +7,15 @@ import importlib.metadata
 import inspect
 import logging
 import os
+from importlib import import_module
+from types import ModuleType
 
 SWITCH = "DISCREET_FLOWER_FIXES"
+NAMES = (
+    *("database", "content_garbage", "unread_messages", "failed_runs"),
+    *("supernode_replies", "supernode_pauses", "refused_nodes", "warm_clients"),
+)
+VERSIONS = ("1.41", "1.42")
 LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable that names a node's longest pause
 SHORTEST_SECONDS, FLOWERS_SECONDS = 0.5, 3.0  # of a node's pause between two looks for a message; Flower's always
 
@@ -16,23 +23,50 @@ logger = logging.getLogger("discreet.flower_fixes")
 
 
 def applies(name: str, *replaced: object, expected: str) -> bool:
-    """True if the replacement `name` is to be made: `-name` or `-all` in DISCREET_FLOWER_FIXES switches it off, and if
-    Flower is another one, its own behaviour stays, with a warning.
+    """True if the replacement `name` is to be made. If Flower is another one, its own behaviour stays, with a warning.
 
     Args:
       replaced: the functions, classes and constants of Flower that are replaced, or that it relies on.
       expected: their `fingerprint` in the versions that it was written for.
+
+    Raises:
+      ValueError: DISCREET_FLOWER_FIXES names something else than a replacement.
     """
-    if {f"-{name}", "-all"} & {*os.environ.get(SWITCH, "").split()}:
+    if name in switched_off(os.environ.get(SWITCH, "")):
         return False
-    found = fingerprint(*replaced)
-    if found != expected:
-        logger.warning(
-            "discreet: flwr %s is not what %s is for (fingerprint %s, not %s): Flower's own behaviour stays, see "
-            "docs/flower_fixes.md",
-            *(importlib.metadata.version("flwr"), name, found, expected),
-        )
-    return found == expected
+    version, found = importlib.metadata.version("flwr"), fingerprint(*replaced)
+    if version.rpartition(".")[0] in VERSIONS and found == expected:
+        return True
+    _step_aside(name, f"{' or '.join(VERSIONS)}, fingerprint {expected}; found {found}")
+    return False
+
+
+def switched_off(words: str) -> set[str]:
+    """The replacements that `-name -name` or `-all` switch off.
+
+    >>> sorted(switched_off("-warm_clients -failed_runs"))
+    ['failed_runs', 'warm_clients']
+    """
+    known = {f"-{name}": {name} for name in NAMES} | {"-all": {*NAMES}}
+    for word in words.split():
+        if word not in known:
+            raise ValueError(f"{SWITCH} takes -all or some of {', '.join(known)} (got {word})")
+    return set().union(*(known[word] for word in words.split()))
+
+
+def fix_of(name: str) -> ModuleType | None:
+    """A module of this folder; None, with a warning, if Flower has lost a name that it needs."""
+    try:
+        return import_module(f"{__name__}.{name}")
+    except (ImportError, AttributeError) as error:
+        _step_aside(name, str(error))
+        return None
+
+
+def _step_aside(name: str, why: str) -> None:
+    version = importlib.metadata.version("flwr")
+    kept = "Flower's own behaviour stays, see docs/flower_fixes.md"
+    logger.warning("discreet: flwr %s is not what %s is for (%s): %s", version, name, why, kept)
 
 
 def fingerprint(*replaced: object) -> str:

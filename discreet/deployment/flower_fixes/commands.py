@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from discreet.deployment.flower_fixes import fix_of
+
 
 def command(name: str, *words: str) -> list[str]:
     """The command line of a COMMAND."""
@@ -21,13 +23,16 @@ def clients_command(path: Path) -> list[str]:
     return ["env", "OPENBLAS_NUM_THREADS=1", *command("clients", str(path))]
 
 
+def make(*names: str) -> None:
+    """Makes the replacements of these modules, but those for which Flower lacks a name."""
+    for fix in filter(None, map(fix_of, names)):
+        fix.make()
+
+
 def _superlink() -> None:
     from flwr.superlink.cli import flower_superlink
 
-    from discreet.deployment.flower_fixes import failed_runs, small_superlink, unread_messages
-
-    for fix in (small_superlink, unread_messages, failed_runs):
-        fix.make()
+    make("small_superlink", "unread_messages", "failed_runs")
     gc.freeze()  # what was imported stays: a search for garbage need not look through it
     flower_superlink()
 
@@ -35,10 +40,7 @@ def _superlink() -> None:
 def _supernode() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    from discreet.deployment.flower_fixes import refused_nodes, supernode_pauses, supernode_replies
-
-    for fix in (refused_nodes, supernode_replies, supernode_pauses):  # pauses wrap what sends replies
-        fix.make()
+    make("refused_nodes", "supernode_replies", "supernode_pauses")  # pauses wrap what sends replies
     flower_supernode()
     # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
     sys.stdout.flush()
@@ -46,9 +48,8 @@ def _supernode() -> None:
 
 
 def _clients() -> None:
-    from discreet.deployment.flower_fixes import preforked_clients
-
-    preforked_clients.main(Path(sys.argv[1]))
+    if clients := fix_of("preforked_clients"):
+        clients.main(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
