@@ -88,7 +88,7 @@ FAULTS = (
         "a server without a seed draws from a known one",
         "discreet.privacy.randomness:source_of",
         lambda real: lambda seed: real(seed or 7),
-        "federated/test_robustness.py::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
+        "server/test_robustness.py::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
     ),
     Fault(
         "without a seed the chunks of a simulation repeat each other's draws",
@@ -100,7 +100,7 @@ FAULTS = (
         "the count of norms has half its noise",
         "discreet.mechanisms.central_gaussian:UserPrivacy._noised_count",
         lambda real: lambda self, below, source: real(replace(self, count_stddev=self.count_stddev / 2), below, source),
-        "federated/test_round.py::test_the_count_has_noise_of_its_standard_deviation",
+        "server/test_round.py::test_the_count_has_noise_of_its_standard_deviation",
     ),
     Fault(
         "DP-SGD noises its first step alone",
@@ -112,27 +112,27 @@ FAULTS = (
         "a Poisson cohort is drawn again until it is not empty",
         "discreet.server.round:CohortSampling.draw",
         lambda real: lambda self, members, source: real(self, members, source) or real(self, members, source),
-        "federated/test_cohort_sampling.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",
+        "server/test_cohort_sampling.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",
     ),
     # What a release costs.
     Fault(
         "the PLD forgets the direction in which a member is added",
         "discreet.accounting.loss_distribution:_frames",
         lambda real: lambda *args: real(*args)[:1],
-        "privacy/test_pld_oracle.py::test_where_adding_a_member_costs_more_that_is_the_epsilon",
+        "accounting/test_pld_oracle.py::test_where_adding_a_member_costs_more_that_is_the_epsilon",
     ),
     Fault(
         "a sum of discrete Gaussians is taken for one",
         "discreet.accounting.distributed_gaussian:convolution_gap",
         always(0.0),
-        "privacy/test_distributed_gaussian.py"
+        "accounting/test_distributed_gaussian.py"
         "::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent",
     ),
     Fault(
         "a fixed-size cohort is accounted for adding and not for replacing",
         "discreet.accounting.events:fixed_size_round_event",
         lambda real: lambda *args, noise_multiplier, **more: real(*args, noise_multiplier=2 * noise_multiplier, **more),
-        "privacy/test_events.py::test_a_fixed_size_round_counts_the_sensitivity_of_replacing",
+        "accounting/test_events.py::test_a_fixed_size_round_counts_the_sensitivity_of_replacing",
     ),
     Fault(
         "a round that also rates the model is charged as if it did not",
@@ -144,19 +144,19 @@ FAULTS = (
         "the answers of a cohort have half their noise",
         "discreet.evaluation.answer_sum:Gaussian",
         lambda real: lambda noise_multiplier, **more: real(noise_multiplier / 2, **more),
-        "federated/test_answer_sum.py::test_the_noise_on_the_sum_has_its_standard_deviation",
+        "evaluation/test_answer_sum.py::test_the_noise_on_the_sum_has_its_standard_deviation",
     ),
     Fault(
         "a rating is noised before it is charged",
         "discreet.evaluation.answer_sum:answer_round",
         _noised_first,
-        "federated/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",
+        "evaluation/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",
     ),
     Fault(
         "statistics that are asked again draw the same noise",
         "discreet.accounting.privacy_ledger:PrivacyLedger.num_releases",
         lambda _: property(lambda self: 0),
-        "federated/test_private_statistics.py::test_what_is_asked_again_is_noised_anew",
+        "evaluation/test_private_statistics.py::test_what_is_asked_again_is_noised_anew",
     ),
     Fault(
         "a choice among trials costs as much as one of them",
@@ -181,43 +181,43 @@ FAULTS = (
         "a charge may still be in memory when it returns",
         "discreet.ledger.durable_ledger:DurableLedger._connect",
         _unsynced,
-        "federated/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",
+        "ledger/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns",
     ),
     Fault(
         "a charge goes through although another was made since the budget was looked at",
         "discreet.ledger.durable_ledger:_charged_since",
         always(set()),
-        "client/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",
+        "node/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",
     ),
     Fault(
         "a run is resumed with a ledger that is older than its checkpoint",
         "discreet.ledger.durable_ledger:DurableLedger.contains",
         always(True),
-        "federated/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells",
+        "server/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells",
     ),
     Fault(
         "a resumed run takes another noise multiplier",
         "discreet.server.resuming:CHANGEABLE",
         lambda names: (*names, "privacy.user.noise_multiplier"),
-        "federated/test_resuming.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed",
+        "server/test_resuming.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed",
     ),
     Fault(
         "a run forgets to charge its population's account",
         "discreet.server.population_account:PopulationAccount.charge",
         lambda _: lambda self, charges: self.require_room(charges),
-        "federated/test_population_account.py::test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself",
+        "server/test_population_account.py::test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself",
     ),
     Fault(
         "the budget of all runs is looked at outside of the transaction that charges",
         "discreet.ledger.durable_ledger:DurableLedger.charge_if",
         lambda _: lambda self, allowed, charges: self.charge(charges),
-        "federated/test_population_account.py::test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge",
+        "server/test_population_account.py::test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge",
     ),
     Fault(
         "a run stops after the round that passed its budget",
         "discreet.ledger.budget:ServerBudget.require_room",
         lambda real: lambda self, spent, charges, what="the next round": real(self, spent, [], what),
-        "federated/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",
+        "server/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",
     ),
     Fault(
         "the runs of a sweep have a budget each",
@@ -229,44 +229,44 @@ FAULTS = (
         "a ledger in the place of another one is charged",
         "discreet.ledger.rollback_guard:RollbackGuard.another_at",
         always(False),
-        "federated/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",
+        "server/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent",
     ),
     Fault(
         "a loop does not look at its budget again although another process has charged",
         "discreet.dpsgd.step_account:StepAccount._require_room",
         _looked_at_once,
-        "central/test_step_account.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
+        "dpsgd/test_step_account.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
     ),
     # What a model, a loss and a server may not do.
     Fault(
         "a loss may mix examples",
         "discreet.per_example.trial:_mixes",
         always(False),
-        "privacy/test_trial.py::test_a_loss_that_mixes_examples_is_refused",
+        "per_example/test_trial.py::test_a_loss_that_mixes_examples_is_refused",
     ),
     Fault(
         "a forward may change the model's own state",
         "discreet.per_example.trial:moved_since",
         always([]),
-        "privacy/test_trial.py::test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name",
+        "per_example/test_trial.py::test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name",
     ),
     Fault(
         "a table that clips its rows has a rule",
         "discreet.per_example.layer_rules:check_layer",
         always(None),
-        "privacy/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
+        "per_example/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
     ),
     Fault(
         "squares of norms are lost where they are too small for float32",
         "discreet.per_example.terms:mass",
         lambda _: lambda values, order: values.flatten(1).abs().pow(order).sum(1),
-        "privacy/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported",
+        "per_example/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported",
     ),
     Fault(
         "gradients are clipped to any number that a server sends",
         "discreet.per_example.per_example:check_clip",
         always(None),
-        "privacy/test_scales.py::test_a_clip_norm_that_float32_does_not_bear_is_refused",
+        "per_example/test_scales.py::test_a_clip_norm_that_float32_does_not_bear_is_refused",
     ),
     # What a node holds its server to.
     Fault(
@@ -275,19 +275,19 @@ FAULTS = (
         lambda real: (
             lambda policy, run, *names: tuple(replace(each, delta=run.delta) for each in real(policy, run, *names))
         ),
-        "client/test_policy.py::test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta",
+        "node/test_policy.py::test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta",
     ),
     Fault(
         "an owner's budget is spent once for each guarantee",
         "discreet.node.account:_together",
         lambda _: lambda *each: max(each, key=lambda spent: spent.num_releases),
-        "client/test_client_app.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee",
+        "node/test_client_app.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee",
     ),
     Fault(
         "beside others a masked sum counts as if its client were left out",
         "discreet.node.account:_at_twice",
         lambda _: lambda event: event,
-        "client/test_account.py"
+        "node/test_account.py"
         "::test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change",
     ),
     Fault(
@@ -298,31 +298,31 @@ FAULTS = (
                 found := real(*args, **more), events=tuple((event, 1) for event, _ in found.events)
             )
         ),
-        "client/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
+        "node/test_client.py::test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds",
     ),
     Fault(
         "a client charges no answer",
         "discreet.node.admission:own_noise",
         always(None),
-        "client/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
+        "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
     ),
     Fault(
         "a client noises its own answer for half an example",
         "discreet.mechanisms.local_dp_sgd:OwnNoise.noised",
         lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
-        "client/test_noised_answers.py::test_the_noise_is_for_one_of_the_held_out_examples",
+        "node/test_noised_answers.py::test_the_noise_is_for_one_of_the_held_out_examples",
     ),
     Fault(
         "a SuperNode that was configured like a simulation's is taken for one",
         "discreet.protocol.simulation_ticket:finds_ticket",
         always(True),
-        "client/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",
+        "node/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",
     ),
     Fault(
         "a virtual member is believed without a ticket",
         "discreet.node.secure_aggregation:is_simulations",
         always(True),
-        "client/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
+        "node/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
     ),
     Fault(
         "the node proxy passes on the registering of nodes",

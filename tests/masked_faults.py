@@ -80,19 +80,19 @@ MASKED_FAULTS = (
         "a masked sum is opened before it is charged",
         "discreet.mechanisms.masked_gaussian:MaskedSum.release",
         _opened_first,
-        "federated/test_round.py::test_a_masked_sum_is_charged_before_it_is_opened",
+        "server/test_round.py::test_a_masked_sum_is_charged_before_it_is_opened",
     ),
     Fault(
         "a node's masked vector leaves before it is paid for",
         "discreet.node.masked_work:MaskedWork.release",
         always(None),
-        "federated/test_masked_transport.py::test_each_node_charges_its_own_ledger_what_the_server_charges",
+        "flower/test_masked_transport.py::test_each_node_charges_its_own_ledger_what_the_server_charges",
     ),
     Fault(
         "a node charges a shared step to the guarantee of whole clients",
         "discreet.node.masked_work:MaskedWork.guarantee",
         lambda _: property(lambda self: "user"),
-        "federated/test_masked_transport.py"
+        "flower/test_masked_transport.py"
         "::test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charges_its_own_ledger",
     ),
     Fault(
@@ -105,13 +105,13 @@ MASKED_FAULTS = (
         "a client gives an update in the clear in a run under secure aggregation",
         "discreet.node.client:Client.answer",
         lambda _: _answered,
-        "client/test_secure_doors.py::test_a_client_gives_no_exact_values_of_a_masked_run",
+        "node/test_secure_doors.py::test_a_client_gives_no_exact_values_of_a_masked_run",
     ),
     Fault(
         "a masked vector is given in a run in the clear",
         "discreet.node.masked_work:MaskedWork.__post_init__",
         always(None),
-        "client/test_secure_doors.py::test_a_masked_vector_is_not_given_in_a_run_in_the_clear",
+        "node/test_secure_doors.py::test_a_masked_vector_is_not_given_in_a_run_in_the_clear",
     ),
     Fault(
         "the noise of a masked sum may be half of what the owner's policy asks for",
@@ -119,36 +119,36 @@ MASKED_FAULTS = (
         lambda real: (
             lambda policy, event: real(replace(policy, min_noise_multiplier=policy.min_noise_multiplier / 2), event)
         ),
-        "client/test_secure_doors.py::test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_is",
+        "node/test_secure_doors.py::test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_is",
     ),
     Fault(
         "an app behind the mod has no policy",
         "discreet.flower.secure_sum_mod:policy_from",
         lambda _: lambda node_config: ClientPolicy(),
-        "client/test_secure_doors.py::test_each_door_asks_the_owners_policy",
+        "node/test_secure_doors.py::test_each_door_asks_the_owners_policy",
     ),
     Fault(
         "an app behind the mod does not ask its owner's policy",
         "discreet.flower.secure_sum_mod:admit_one",
         always(None),
-        "client/test_secure_doors.py::test_each_door_asks_the_owners_policy",
+        "node/test_secure_doors.py::test_each_door_asks_the_owners_policy",
     ),
     Fault(
         "a node answers a stage on other terms than those of its keys",
         "discreet.masking.node:MaskingNode.agreed",
         lambda _: property(lambda self: b""),
-        "client/test_bound_terms.py::test_no_stage_is_answered_on_other_terms_than_those_of_the_keys",
+        "node/test_bound_terms.py::test_no_stage_is_answered_on_other_terms_than_those_of_the_keys",
     ),
     Fault(
         "a node gives keys for a sum that its owner does not allow",
         "discreet.node.secure_aggregation:check_sums",
         always(None),
-        "client/test_bound_terms.py::test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow",
+        "node/test_bound_terms.py::test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow",
     ),
     Fault(
         "a shared step of a client with any number of batches is put on the grid",
         "discreet.privacy.secure_grid:MOST_GRADIENTS",
         lambda _: 2**30,
-        "client/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more",
+        "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more",
     ),
 )

@@ -29,7 +29,7 @@ from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
 from discreet.settings.run_config import RunConfig
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
-from tests.client.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
+from tests.node.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
 from tests.sequences import BUILDERS, built, sequences
 
@@ -286,7 +286,7 @@ def test_with_a_declared_number_one_example_more_or_less_moves_each_step_within_
 
 
 def test_without_a_declared_number_one_example_less_changes_the_chances_of_all_others() -> None:
-    # So the guarantee is zero-out: what a removal costs is in tests/client/test_adjacency.py.
+    # So the guarantee is zero-out: what a removal costs is in tests/node/test_adjacency.py.
     found = replay(partial(dp_sgd, batch_size=3), examples(6), with_example(examples(6), 0.0))
     assert any("the totals differ by" in fault for fault in found.faults)
 

@@ -22,9 +22,9 @@ from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from tests.client.clients import request
 from tests.command import predict
 from tests.command import simulate as simulate_main
+from tests.node.clients import request
 from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent

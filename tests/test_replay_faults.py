@@ -16,7 +16,7 @@ from discreet.privacy.mechanisms import Gaussian, Laplace
 from discreet.privacy.quantile import BIT_SENSITIVITY, QuantileEstimator
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
-from tests.client.clients import examples, gradients, linear
+from tests.node.clients import examples, gradients, linear
 from tests.replay import Replay, replay
 
 C, Z, EXPECTED_COHORT = 0.5, 1.0, 4.0

@@ -29,7 +29,7 @@ from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import InTheClear
 from discreet.simulation.layer_sequence import sequence_of
-from tests.client.clients import DIMS, config, examples, linear, params_of, request
+from tests.node.clients import DIMS, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
 
 ROUNDS, PUBLIC = 3, 8  # training.batch_size: what stands for a client's number of examples

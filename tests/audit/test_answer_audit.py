@@ -12,7 +12,7 @@ from discreet.audit.verdict import judge
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from tests.audit.made import halve_the_noise
-from tests.client.clients import config
+from tests.node.clients import config
 
 ENOUGH = 1000
 

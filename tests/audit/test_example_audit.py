@@ -10,7 +10,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.training import local_training
 from tests.audit.made import halve_the_noise
-from tests.client.clients import config
+from tests.node.clients import config
 
 WHOLE = ("training.batch_size=700", "data.num_clients=2")  # every example in every batch
 SAMPLED = ("training.batch_size=350", "data.num_clients=2", "training.epochs=2")

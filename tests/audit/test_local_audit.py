@@ -10,7 +10,7 @@ from discreet.privacy import clipping
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from tests.audit.made import halve_the_noise
-from tests.client.clients import config
+from tests.node.clients import config
 
 KINDS = pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
 ENOUGH = 2000

@@ -25,7 +25,7 @@ from discreet.server.session import resolve
 from discreet.settings.rules import ConfigError
 from discreet.settings.run_config import RunConfig
 from discreet.training.shared_step import shared_step
-from tests.client.clients import config
+from tests.node.clients import config
 
 BOTH = ("privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=6", "model.name=linear")
 MASKED = (

@@ -55,7 +55,7 @@ def start(words: list[str]) -> subprocess.Popen[str]:
     ("engine", "guarantees"),
     [
         ("sequential", []),
-        pytest.param("auto", ["model.name='tests.tasks.test_frozen:statistics'"], marks=slow),
+        pytest.param("auto", ["model.name='tests.models.test_frozen:statistics'"], marks=slow),
         pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
         pytest.param("batched", ["data.normalise=private", "statistics.noise_multiplier=0.1"], marks=slow),
         pytest.param("sequential", [*MASKED, "privacy.user.aggregation=secure"], marks=slow),

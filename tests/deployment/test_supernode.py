@@ -17,7 +17,7 @@ from discreet.deployment.flower_fixes import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.supernode import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger
-from tests.client.clients import ledger_at
+from tests.node.clients import ledger_at
 
 COMMON = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key", "node.key")
 

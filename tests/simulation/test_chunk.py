@@ -15,7 +15,7 @@ from discreet.privacy.randomness import RandomSource
 from discreet.simulation.chunk import Chunk, SecureDraws, SeededDraws, chunk_updates, dual_is_cheaper, dual_sgd
 from discreet.simulation.client_examples import shared_examples, table_of
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
-from tests.client.clients import clipped, gradients, write
+from tests.node.clients import clipped, gradients, write
 from tests.simulation.chunks import Clients, apart
 
 SIZES = (13, 7, 7, 3, 1, 0)

@@ -24,8 +24,8 @@ from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from tests.client.clients import request
 from tests.command import predict
+from tests.node.clients import request
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from discreet.privacy.randomness import seeded_source
 from discreet.training.local_training import LocalSettings, first_state, local_update, take_step
-from tests.client.clients import examples, linear, params_of
+from tests.node.clients import examples, linear, params_of
 
 RATE, STEPS = 0.05, 7
 SHAPES = ((3, 4), (5,))

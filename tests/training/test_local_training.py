@@ -19,7 +19,7 @@ from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
-from tests.client.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
+from tests.node.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
 
 RATE, MOMENTUM, CLIP = 0.3, 0.7, 0.4
 

@@ -14,7 +14,7 @@ from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gr
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 from discreet.training.losses import LOSSES, chance_loss, loss_of, per_example_loss, resolved_task
-from tests.privacy.test_per_example_oracle import clipped_sum, single_gradients
+from tests.per_example.test_per_example_oracle import clipped_sum, single_gradients
 
 
 def draw(*shape: int) -> Tensor:

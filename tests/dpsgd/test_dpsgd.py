@@ -1,0 +1,326 @@
+"""DPSGD against a loop of single examples; its batches, noise and account against what they are said to be."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adam, AdamW
+from torch.utils.data import TensorDataset
+
+from discreet.dpsgd.dpsgd import BatchError
+from discreet.ledger.budget import BudgetSpent
+from tests.dpsgd.loops import BATCH, CLIP, COUNTED, NOISE, PAIRS, SIZE, Made, by_hand, private, run, sgd
+from tests.node.clients import linear, params_of
+
+OPTIMIZERS: dict[str, Made] = {
+    "SGD": sgd,
+    "momentum": partial(SGD, lr=0.3, momentum=0.7, weight_decay=0.1),
+    "Adam": partial(Adam, lr=0.05),
+    "AdamW": partial(AdamW, lr=0.05, weight_decay=0.2),
+}
+
+
+def close(one: Tensor, other: Tensor, tolerance: float = 2e-5) -> bool:
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def gradient_of(model: nn.Module) -> Tensor:
+    return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+
+
+@pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_over_the_batch_size(made: Made) -> None:
+    model = linear()
+    run(private(model, made))
+    assert close(params_of(model), by_hand(made))
+    assert not close(params_of(model), by_hand(made, noise=0.99 * NOISE))
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+def test_a_batch_worked_on_in_pieces_is_the_whole_batch_with_one_noise_and_one_charge(most: int) -> None:
+    whole, cut = linear(), linear()
+    loops = run(private(whole)), run(private(cut), most)
+    assert close(params_of(cut), params_of(whole))
+    assert loops[0].epsilon() == loops[1].epsilon()
+
+
+def many_batches(probability: float) -> Tensor:
+    """The number of 4000 batches that each of 50 examples was in, from secure randomness."""
+    data = TensorDataset(torch.arange(50).unsqueeze(1), torch.zeros(50))
+    loop = private(nn.Linear(1, 1), dataset=data, batch_size=int(50 * probability), seed=None)
+    batches = (loop._batches.at(step)[0] for step in range(4000))
+    return sum((torch.bincount(batch.flatten(), minlength=50) for batch in batches), torch.zeros(50))
+
+
+def rejects_frequency(counts: Tensor, probability: float) -> bool:
+    """Two-sided binomial test of each count, over 50 of them: a false alarm in 1e9 samples at most."""
+    trials = stats.binom(4000, probability)
+    each = [2 * min(trials.cdf(int(count)), trials.sf(int(count) - 1)) for count in counts]
+    return bool(min(each) < 1e-9 / 50)
+
+
+def test_each_example_joins_a_batch_with_batch_size_over_n_and_no_other_chance() -> None:
+    counts = many_batches(0.3)
+    assert not rejects_frequency(counts, 0.3)
+    assert rejects_frequency(counts, 0.2)
+    assert rejects_frequency(counts, 0.4)
+
+
+class Unused(nn.Module):
+    """Two parameters, of which the pass uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(5, 3), nn.Parameter(torch.zeros(20_000))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.used(inputs)
+        return outputs
+
+
+def rejects_scale(noise: Tensor, stddev: float) -> bool:
+    """Chi-square test of a standard deviation: a false alarm in 1e9 samples at most."""
+    statistic = float((noise.double() / stddev).square().sum())
+    return bool(2 * min(stats.chi2.sf(statistic, len(noise)), stats.chi2.cdf(statistic, len(noise))) < 1e-9)
+
+
+def test_a_parameter_that_the_pass_does_not_use_gets_the_full_noise_and_nothing_else() -> None:
+    model = Unused()
+    loop = private(model, seed=None)
+    loop.step(*next(iter(loop)))
+    assert model.unused.grad is not None
+    noise = model.unused.grad * BATCH
+    assert not rejects_scale(noise, NOISE * CLIP)
+    assert rejects_scale(noise, NOISE * CLIP / 2)
+    assert rejects_scale(noise, NOISE * CLIP * 1.1)
+
+
+def test_frozen_parameters_stay_and_get_neither_gradient_nor_noise() -> None:
+    frozen = nn.Linear(5, 4).requires_grad_(False)
+    model = nn.Sequential(frozen, nn.ReLU(), nn.Linear(4, 3))
+    before = params_of(model)
+    frozen.weight.grad = torch.ones(4, 5)
+    run(private(model))
+    assert frozen.weight.grad is None
+    assert torch.equal(params_of(model)[:24], before[:24])
+    assert not (params_of(model)[24:] == before[24:]).any()
+
+
+def noised_sums(inputs: Tensor, most: int | None = None) -> list[Tensor]:
+    """The gradients of a loop's steps, times the batch size: the same batches and noise, a model that stays."""
+    model, found = linear(), list[Tensor]()
+    data = TensorDataset(inputs, torch.arange(len(inputs)) % 3)
+    loop = private(model, partial(SGD, lr=0.0), dataset=data, public_num_examples=40)
+    for batch in loop:
+        loop.step(*batch, max_physical_batch=most)
+        found.append(gradient_of(model) * BATCH)
+    return found
+
+
+def test_one_example_more_moves_each_noised_sum_by_at_most_the_clip_and_an_outlier_reaches_it() -> None:
+    more = torch.cat([COUNTED.inputs, torch.full((1, 5), -1e5)])
+    pairs = zip(noised_sums(COUNTED.inputs), noised_sums(more, 3), strict=True)
+    moved = [float((one - other).norm()) for one, other in pairs]
+    assert max(moved) <= CLIP * (1 + 1e-5)
+    assert max(moved) > 0.999 * CLIP
+    assert min(moved) < 1e-5
+
+
+def test_an_empty_batch_takes_a_step_of_pure_noise() -> None:
+    model = linear()
+    loop = private(model, batch_size=1, epochs=1, noise_multiplier=3.0)
+    for inputs, targets in loop:
+        loop.step(inputs, targets)
+        if len(inputs) == 0:
+            break
+    assert len(inputs) == 0
+    assert gradient_of(model).count_nonzero() == 18
+
+
+def oracle(steps: int, probability: float) -> float:
+    """Epsilon of Poisson-sampled Gaussian steps by dp-accounting."""
+    event = PoissonSampledDpEvent(probability, GaussianDpEvent(NOISE))
+    return float(PLDAccountant().compose(SelfComposedDpEvent(event, steps)).get_epsilon(1e-3))
+
+
+def test_epsilon_is_that_of_the_steps_taken_and_of_no_batch_that_was_only_drawn() -> None:
+    loop = private(linear())
+    assert loop.epsilon() == 0
+    batches = iter(loop)
+    for _ in range(3):
+        loop.step(*next(batches))
+    next(batches)
+    assert math.isclose(loop.epsilon(), oracle(3, BATCH / SIZE), rel_tol=1e-3)
+    assert loop.epsilon(1e-5) > loop.epsilon()
+
+
+def test_a_declared_number_of_examples_decides_probability_steps_and_adjacency() -> None:
+    loop = private(linear(), public_num_examples=40, epochs=3)
+    assert loop.sampling_probability == BATCH / 40
+    assert len(loop) == 15
+    assert "add or remove" in loop.adjacency
+    assert math.isclose(run(loop).epsilon(), oracle(15, BATCH / 40), rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("target", [0.5, 3.0])
+def test_a_target_is_met_by_all_steps_and_nearly_used_up(target: float) -> None:
+    spent = run(private(linear(), target_epsilon=target)).epsilon()
+    assert 0.995 * target < spent <= target
+
+
+def test_a_step_that_would_pass_the_budget_is_refused_and_costs_nothing() -> None:
+    most, model = oracle(5, BATCH / SIZE) * 1.001, linear()
+    loop = private(model, max_epsilon=most)
+    with pytest.raises(BudgetSpent, match=r"step 6 would reach an example-level epsilon .* max_epsilon=.* is left"):
+        run(loop)
+    assert (loop.steps_taken, loop.epsilon() <= most) == (5, True)
+    now = params_of(model)
+    with pytest.raises(BudgetSpent):
+        run(loop)
+    assert torch.equal(params_of(model), now)
+
+
+def test_a_batch_of_ones_own_is_refused_and_one_that_was_drawn_is_stepped_once() -> None:
+    loop = private(linear())
+    with pytest.raises(BatchError, match="no batch is waiting"):
+        loop.step(COUNTED.inputs, COUNTED.targets)
+    inputs, targets = next(iter(loop))
+    for wrong in ((inputs.clone(), targets), (inputs, targets.clone()), (inputs[:-1], targets[:-1])):
+        with pytest.raises(BatchError, match="not the batch that was drawn"):
+            loop.step(*wrong)
+    loop.step(inputs, targets)
+    with pytest.raises(BatchError, match="each one is stepped once"):
+        loop.step(inputs, targets)
+    assert loop.steps_taken == 1
+
+
+def test_a_batch_cannot_be_skipped_and_waits_for_the_next_loop() -> None:
+    loop = private(linear())
+    batches = iter(loop)
+    left = next(batches)
+    with pytest.raises(BatchError, match="was not stepped"):
+        next(batches)
+    assert next(iter(loop)) is left
+
+
+def test_a_loop_ends_with_the_plan_and_an_epoch_with_its_steps() -> None:
+    loop = private(linear(), epochs=3)
+    ends = []
+    for _ in range(3):
+        for inputs, targets in loop.epoch():
+            loop.step(inputs, targets)
+        ends.append(loop.steps_taken)
+    assert (ends, len(loop)) == ([4, 8, 12], 12)
+    with pytest.raises(BatchError, match="all 12 steps are taken"):
+        next(iter(loop))
+
+
+def padded(pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    longest = max(len(ids) for ids, _ in pairs)
+    inputs = [ids + [0] * (longest - len(ids)) for ids, _ in pairs]
+    return torch.tensor(inputs), torch.tensor([marks + [-1] * (longest - len(marks)) for _, marks in pairs])
+
+
+class Positions(nn.Module):
+    """Logits as PyTorch's losses take them: (n, classes, positions)."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.movedim(-1, 1)
+
+
+def test_sequences_of_different_lengths_are_padded_by_ones_own_collate_fn() -> None:
+    data = [([1, 2, 3][: 1 + number % 3], [0, 1, 0][: 1 + number % 3]) for number in range(20)]
+    loss = nn.CrossEntropyLoss(reduction="none", ignore_index=-1)
+    model = nn.Sequential(nn.Embedding(4, 6), nn.Linear(6, 2), Positions())
+    loop = run(private(model, dataset=data, loss=loss, collate_fn=padded))
+    assert loop.steps_taken == len(loop)
+
+
+def test_a_list_of_pairs_and_the_plain_loss_of_pytorch_train_as_tensors_and_the_default_loss_do() -> None:
+    models = linear(), linear(), linear()
+    run(private(models[0]))
+    run(private(models[1], dataset=PAIRS))
+    run(private(models[2], loss=nn.CrossEntropyLoss(reduction="none")))
+    assert torch.equal(params_of(models[1]), params_of(models[0]))
+    assert torch.equal(params_of(models[2]), params_of(models[0]))
+
+
+def test_without_a_seed_two_loops_differ_and_with_one_the_log_warns(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = linear(), linear()
+    run(private(one, seed=None))
+    run(private(other, seed=None))
+    assert not torch.equal(params_of(one), params_of(other))
+    assert caplog.text == ""
+    private(one)
+    assert "protect nobody" in caplog.text
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"loss": nn.CrossEntropyLoss()}, r'reduction=.mean.*reduction="none"'),
+    ({"made": lambda values: SGD([*values, nn.Parameter(torch.zeros(2))], lr=0.1)}, "not the model's"),
+    ({"made": lambda values: SGD([next(values)], lr=0.1)}, "does not hold all trainable"),
+    ({"made": lambda values: torch.optim.LBFGS(list(values))}, "LBFGS is not served"),
+    ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+    ({"batch_size": 31}, "batch_size must be at most 30, the number of examples, not 31"),
+    ({"public_num_examples": 7}, "batch_size must be at most 7, public_num_examples, not 8"),
+    ({"epochs": 1.5}, "epochs must be a whole number"),
+    ({"public_num_examples": 0}, "public_num_examples must be"),
+    ({"clip_norm": math.inf}, "clip_norm must be within"),
+    ({"delta": 1 / 30}, "delta must be above 0 and below 1 / 30"),
+    ({"noise_multiplier": -1.0}, "noise_multiplier must be finite and at least 0"),
+    ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "give target_epsilon or privacy=LoopPrivacy"),
+    ({"accountant": "gdp"}, "accountant must be one of"),
+    ({"max_epsilon": 0.0}, "max_epsilon must be above 0"),
+    ({"target_epsilon": 0.0}, "target_epsilon must be finite and above 0"),
+    ({"dataset": []}, "dataset must have an example"),
+    ({"dataset": iter([1])}, "dataset must be map-style"),
+    ({"dataset": [{"input": 1}] * 30}, "an example must be a pair"),
+    ({"dataset": [(1.0, 2, 3)] * 30}, "an example must be a pair"),
+    ({"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(1, 5), torch.zeros(1))}, "must have as many rows"),
+]
+
+
+def test_settings_that_cannot_be_served_are_refused_by_their_names() -> None:
+    for words, said in REFUSED:
+        with pytest.raises(ValueError, match=said):
+            next(iter(private(linear(), **words)))
+    with pytest.raises(ValueError, match="trains in one process"):
+        private(DistributedDataParallel.__new__(DistributedDataParallel), lambda _: sgd(linear().parameters()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_it_trains_on_a_gpu() -> None:
+    on_gpu, on_cpu = linear().to("cuda"), linear()
+    run(private(on_gpu))
+    run(private(on_cpu))
+    assert close(params_of(on_gpu).cpu(), params_of(on_cpu), 1e-4)
+
+
+def dropped_gradient(known_seed: int, **settings: Any) -> Tensor:
+    """The gradient of a step over all examples without noise, of a model whose chance is dropout alone."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), linear())
+    torch.manual_seed(known_seed)
+    loop = private(model, batch_size=SIZE, noise_multiplier=0.0, **settings)
+    loop.step(*next(iter(loop)))
+    return gradient_of(model)
+
+
+def test_a_seed_of_torch_that_others_know_does_not_tell_the_masks() -> None:
+    assert not torch.equal(dropped_gradient(40, seed=None), dropped_gradient(40, seed=None))
+
+
+def test_masks_come_again_with_the_loops_own_seed_and_leave_torchs_generator_alone() -> None:
+    one = dropped_gradient(40)
+    before = torch.get_rng_state()
+    torch.manual_seed(40)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(one, dropped_gradient(41))

@@ -1,0 +1,188 @@
+"""Secure aggregation over Flower's grid: the same sums, whoever is missing, and nothing that the server could read."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.masking.agreement import Terms
+from discreet.masking.wire import Part, Stage, read_request
+from discreet.protocol.masked_messages import MASKING, read_masking
+from discreet.protocol.simulation_keys import FOLDER
+from discreet.server.run_folder import RunFolder, read_status
+from discreet.settings.compose import load_config
+from discreet.simulation.in_process import simulate
+from tests.flower.masked_grid import Lost, Nodes, ServerKilled, federated, nodes, stages_of, virtual, words_of
+
+SHARED_STEP = (
+    *("privacy.user.enabled=false", "privacy.user.aggregation=plain", "privacy.user.noise_multiplier=null"),
+    *("privacy.user.target_epsilon=null", "privacy.example.enabled=true", "privacy.example.aggregation=secure"),
+    *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=100"),
+)
+SMALL_STAGES = (Stage.KEYS, Stage.SHARES, Stage.CONFIRM, Stage.UNMASK)
+
+
+@pytest.fixture(autouse=True)
+def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Flower's Message takes these from the process that it runs in.
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def first(stage: Stage, node: int, times: int = 1) -> Lost:
+    """The node does not answer this stage the first so many times."""
+    left = [times]
+
+    def lost(client: int, message: Message) -> bool:
+        if client != node or stage not in stages_of(message):
+            return False
+        left[0] -= 1
+        return left[0] >= 0
+
+    return lost
+
+
+def sums_asked_to_be_opened(grid: Nodes) -> set[tuple[str, int, bytes]]:
+    """The run, the round and the attempt of each sum that a node gave shares for."""
+    parts = [(terms.run, part) for terms, given in map(request_of, grid.asked(Stage.UNMASK)) for part in given]
+    return {(run, part.round, part.attempt) for run, part in parts if part.stage is Stage.UNMASK}
+
+
+def request_of(message: Message) -> tuple[Terms, tuple[Part, ...]]:
+    return read_request(read_masking(message.content)[0])
+
+
+def charges(path: Path) -> int:
+    return DurableLedger(path).spent("user").num_releases
+
+
+@pytest.mark.parametrize("clients", [4, 7])
+def test_a_run_with_masks_is_the_run_without_bit_by_bit(clients: int, tmp_path: Path) -> None:
+    words = ("seed=50123",)
+    masked = federated(words_of(tmp_path / "masked", *words, clients=clients), virtual(clients))
+    plain = simulate(load_config(words_of(tmp_path / "plain", *words, clients=clients)))
+    assert masked is not None
+    assert torch.equal(masked.params, plain.checkpoint.params)
+    assert masked.clip_norm == plain.checkpoint.clip_norm
+    assert not (tmp_path / "masked" / FOLDER).exists()  # a simulation's keys go with it
+
+
+def test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charges_its_own_ledger(
+    tmp_path: Path,
+) -> None:
+    masked = federated(words_of(tmp_path / "masked", *SHARED_STEP, "seed=50123"), virtual(4))
+    plain = simulate(load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=sequential")))
+    assert masked is not None
+    assert torch.equal(masked.params, plain.checkpoint.params)
+    federated(words_of(tmp_path / "run", *SHARED_STEP), nodes(tmp_path))
+    server = DurableLedger(tmp_path / "run" / "ledger.db")
+    assert server.spent("example").num_releases == 2
+    assert not server.spent("user").entries
+    for number in range(4):
+        assert DurableLedger(tmp_path / f"node-{number}.db").spent("example") == server.spent("example")
+
+
+def test_a_node_with_more_than_16_batches_of_examples_adds_nothing_to_a_shared_step(tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    federated(words_of(tmp_path / "run", *SHARED_STEP, "training.batch_size=2", rounds=1), grid)
+    assert {reason[:52] for reason in grid.refusals()} == {"this client has more examples than 16 * training.bat"}
+    assert not any(DurableLedger(tmp_path / f"node-{number}.db").spent("example").entries for number in range(4))
+
+
+def test_a_round_costs_three_exchanges_and_the_first_one_three_more(tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    federated(words_of(tmp_path / "run", rounds=3), grid)
+    asked = [frozenset(stages_of(message)) for message, _ in grid.said]
+    exchanges = [stages for stages, before in zip(asked, [None, *asked], strict=False) if stages != before]
+    first_ones = [set(), {Stage.KEYS}, {Stage.SHARES}]
+    a_round = [{Stage.MASKED}, {Stage.CONFIRM, Stage.KEYS}, {Stage.UNMASK, Stage.SHARES}]
+    assert exchanges == [*first_ones, *a_round, *a_round, {Stage.MASKED}, {Stage.CONFIRM}, {Stage.UNMASK}]
+    assert grid.refusals() == []
+
+
+def test_only_the_stage_that_asks_for_a_vector_carries_a_model(tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    federated(words_of(tmp_path / "run", rounds=1), grid)
+    for message, reply in grid.said:
+        assert set(reply.content) == {MASKING}
+        masked = Stage.MASKED in stages_of(message)
+        assert set(message.content) == ({MASKING, "request", "parameters"} if masked else {MASKING})
+
+
+def test_each_node_charges_its_own_ledger_what_the_server_charges(tmp_path: Path) -> None:
+    federated(words_of(tmp_path / "run", rounds=2), nodes(tmp_path))
+    server = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
+    assert server.num_releases == 2
+    for number in range(4):
+        assert DurableLedger(tmp_path / f"node-{number}.db").spent("user") == server
+
+
+@pytest.mark.parametrize("stage", [Stage.MASKED, Stage.CONFIRM, Stage.UNMASK])
+def test_a_node_that_is_late_is_missing_and_takes_part_again(stage: Stage, tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    grid.lost = first(stage, node=2)
+    federated(words_of(tmp_path / "run", "server.round_timeout=1.5", rounds=3), grid)
+    replies = [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()]
+    # Who sent its vector is in the sum, whatever becomes of it later; without its shares it has none for the next one.
+    assert (
+        replies
+        == {
+            Stage.MASKED: [3, 4, 4],
+            Stage.CONFIRM: [4, 3, 4],
+            Stage.UNMASK: [4, 3, 4],
+        }[stage]
+    )
+
+
+def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid, two = nodes(tmp_path), [first(Stage.MASKED, node) for node in (1, 2)]
+    grid.lost = lambda client, message: sum(lost(client, message) for lost in two) > 0
+    federated(words_of(tmp_path / "run", "server.round_timeout=1.5", rounds=1), grid)
+    assert "round 1 is abandoned, unread: 2 nodes answered the stage MASKED, and it takes 3" in caplog.text
+    assert charges(tmp_path / "run" / "ledger.db") == 1
+    # Two had sent a vector before. It was paid for, and the attempt that takes its place is not paid for again.
+    assert [charges(tmp_path / f"node-{number}.db") for number in range(4)] == [1, 1, 1, 1]
+
+
+def test_a_run_whose_rounds_are_all_abandoned_ends_and_says_so(tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    grid.lost = lambda client, message: client < 3 and Stage.MASKED in stages_of(message)
+    federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
+    status = read_status(RunFolder(tmp_path / "run"))
+    assert status is not None
+    assert "takes 3" in (status.reason or "")
+    assert charges(tmp_path / "run" / "ledger.db") == 0
+
+
+@pytest.mark.parametrize("stage", [Stage.SHARES, Stage.MASKED, Stage.CONFIRM, Stage.UNMASK])
+def test_a_server_that_is_killed_between_two_exchanges_goes_on_and_nothing_is_opened_twice(
+    stage: Stage, tmp_path: Path
+) -> None:
+    grid = nodes(tmp_path)
+    words = words_of(tmp_path / "run", rounds=2)
+    grid.killed_at = stage
+    with pytest.raises(ServerKilled):
+        federated(words, grid)
+    grid.killed_at = None
+    checkpoint = federated(["resume=true", f"output_dir={tmp_path / 'run'}"], grid)
+    assert checkpoint is not None
+    assert checkpoint.round == 2
+    opened = sums_asked_to_be_opened(grid)
+    assert charges(tmp_path / "run" / "ledger.db") >= len(opened)
+    assert all(charges(tmp_path / f"node-{number}.db") >= len(opened) for number in range(4))
+    assert grid.refusals() == []
+
+
+def test_a_masked_vectors_bytes_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        federated(words_of(tmp_path / "run", rounds=1), nodes(tmp_path))
+    (said,) = [line for line in caplog.messages if line.startswith("a masked vector is")]
+    assert "bits each on the wire" in said

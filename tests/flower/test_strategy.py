@@ -1,0 +1,336 @@
+"""DPFedAvg drives clients of any Flower app: what is sent, what counts, what is spent, and what is not looked at."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.compat.client.client import maybe_call_fit
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.numpy import load_file
+
+import discreet
+from discreet.evaluation.predictions import load_model
+from discreet.flower.strategy import DPFedAvg
+from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.reporting.records import read_runs
+from discreet.server.resuming import run_config
+from discreet.server.run_folder import RunFolder
+from discreet.settings.rules import ConfigError
+from tests.command import ledger, report, status
+from tests.flower.flower_apps import (
+    NODES,
+    START,
+    Nodes,
+    arrays,
+    changed_by,
+    noised,
+    replying,
+    run,
+    status_of,
+    strategy,
+    values_of,
+)
+
+EXACT: dict[str, Any] = {"noise": "float", "noise_multiplier": 0.0}
+
+
+def noiseless(clip_norm: float = 0.5) -> dict[str, Any]:
+    fixed = noised(**EXACT, clipping=FixedClipping(clip_norm))
+    return {"sampling": "everyone", "population_size": NODES, **fixed}
+
+
+@pytest.fixture(autouse=True)
+def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def test_the_library_offers_it_by_its_name() -> None:
+    assert discreet.DPFedAvg is DPFedAvg
+
+
+def test_without_noise_the_model_moves_by_the_mean_of_the_differences(tmp_path: Path) -> None:
+    moved = values_of(run(tmp_path / "run", num_rounds=3, **noiseless()))
+    assert np.allclose(moved["weight"], START["weight"] + 0.03, atol=1e-6)
+    assert np.allclose(moved["bias"], 0.03, atol=1e-6)
+
+
+def test_the_difference_is_clipped_as_one_vector_over_all_arrays(tmp_path: Path) -> None:
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(100.0)))
+    moved = values_of(run(tmp_path / "run", grid, num_rounds=1, **noiseless()))
+    change = np.concatenate([(moved[name] - START[name]).ravel() for name in ("weight", "bias")])
+    assert np.allclose(change, 0.5 / math.sqrt(8), rtol=1e-3)
+
+
+def test_a_bit_says_whether_the_difference_was_within_the_clip_norm(tmp_path: Path) -> None:
+    far, near = changed_by(9.0), changed_by(0.01)
+    grid = Nodes({1: far, 2: far, 3: far, 4: near})
+    mechanism = noised(**EXACT, clipping=AdaptiveClipping(0.5, count_stddev=1e-6))
+    run(tmp_path / "run", grid, sampling="everyone", population_size=4, **mechanism)
+    assert RunFolder(tmp_path / "run").read_metrics()[0]["fraction_below"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_whole_numbers_stay_at_the_servers_value(tmp_path: Path) -> None:
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(2.0)))
+    assert values_of(run(tmp_path / "run", grid))["steps"] == 3
+
+
+def test_clients_get_what_fedavg_would_send_them(tmp_path: Path) -> None:
+    grid, config = Nodes(), ConfigRecord({"lr": 0.1})
+    keys = {"arrayrecord_key": "arrays", "configrecord_key": "settings"}
+    made = strategy(tmp_path / "run", sampling="everyone", **keys)
+    made.start(grid, arrays(), num_rounds=2, timeout=2.0, train_config=config)
+    first, *_, last = grid.sent.values()
+    assert set(first.content) == {"arrays", "settings"}
+    assert dict(first.content["settings"]) == {"lr": 0.1, "server-round": 1}  # type: ignore[call-overload]
+    assert dict(last.content["settings"])["server-round"] == 2  # type: ignore[call-overload]
+    assert first.metadata.message_type == "train"
+    assert dict(config) == {"lr": 0.1}
+
+
+def test_the_config_may_be_a_function_of_the_round(tmp_path: Path) -> None:
+    grid = Nodes()
+    made = strategy(tmp_path / "run", sampling="everyone")
+    made.start(grid, arrays(), num_rounds=2, timeout=2.0, train_config=lambda number: ConfigRecord({"lr": 1 / number}))
+    sent = [dict(message.content["config"]) for message in grid.sent.values()]  # type: ignore[call-overload]
+    assert sent == [{"lr": 1.0, "server-round": 1}] * NODES + [{"lr": 0.5, "server-round": 2}] * NODES
+
+
+def test_on_round_gets_the_row_of_each_round(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    run(tmp_path / "run", num_rounds=3, on_round=rows.append)
+    written = RunFolder(tmp_path / "run").read_metrics()
+    assert [[row[name] for name in ("round", "replies", "clip_norm")] for row in rows] == [
+        [row["round"], row["replies"], pytest.approx(row["clip_norm"])] for row in written
+    ]
+
+
+def test_an_on_round_that_fails_ends_the_run_and_costs_no_round(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "run", num_rounds=3, on_round=lambda row: 1 / 0)
+    run(tmp_path / "run", num_rounds=3, resume=True)
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 3
+
+
+def test_the_ledger_holds_what_an_accountant_of_its_own_computes(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=3, fraction_train=0.4)
+    wanted = PLDAccountant().compose(PoissonSampledDpEvent(0.4, GaussianDpEvent(1.0)), 3).get_epsilon(1e-3)
+    spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
+    assert spent.num_releases == 3
+    assert spent.epsilon(1e-3) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_what_clients_report_beside_their_arrays_changes_nothing(tmp_path: Path) -> None:
+    told = MetricRecord({"num-examples": 10**6, "loss": math.nan, "accuracy": 1.0})
+    other = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(0.01, metrics=told)))
+    plain, with_metrics = run(tmp_path / "plain"), run(tmp_path / "other", other)
+    assert all(np.array_equal(values_of(plain)[name], values_of(with_metrics)[name]) for name in START)
+    assert with_metrics.train_metrics_clientapp == with_metrics.evaluate_metrics_clientapp == {}
+
+
+def announcing(shape: str) -> ArrayRecord:
+    """Arrays of which one says in its own header that it has another shape."""
+    data = Array(START["bias"]).data.replace(b"(2,)", shape.encode())
+    return ArrayRecord({**arrays(), "bias": Array("float32", (2,), "numpy.ndarray", data)})
+
+
+BAD = {
+    "an error": Error(2, "it crashed"),
+    "late": None,
+    "no arrays": RecordDict({"metrics": MetricRecord({"num-examples": 1})}),
+    "two records of arrays": RecordDict({"arrays": arrays(), "more": arrays()}),
+    "an array is missing": RecordDict({"arrays": ArrayRecord({"weight": Array(START["weight"])})}),
+    "another name": RecordDict({"arrays": arrays(other=START["bias"])}),
+    "another shape": RecordDict({"arrays": arrays(bias=np.zeros(3, np.float32))}),
+    "a shape that would broadcast": RecordDict({"arrays": arrays(weight=np.zeros((1, 3), np.float32))}),
+    "whole numbers of another shape": RecordDict({"arrays": arrays(steps=np.zeros(4, np.int64))}),
+    "whole numbers for floats": RecordDict({"arrays": arrays(bias=np.zeros(2, np.int64))}),
+    "NaN": RecordDict({"arrays": arrays(bias=np.array([np.nan, 0], np.float32))}),
+    "infinity": RecordDict({"arrays": arrays(bias=np.array([np.inf, 0], np.float32))}),
+    "beyond float32": RecordDict({"arrays": arrays(bias=np.array([1e300, 0]))}),
+    "a shape beyond belief": RecordDict({"arrays": announcing("(9000000000000,)")}),
+    "a negative shape": RecordDict({"arrays": announcing("(-2, -1)")}),
+    "bytes of no array": RecordDict(
+        {"arrays": ArrayRecord({**arrays(), "bias": Array("float32", (2,), "numpy.ndarray", b"")})}
+    ),
+}
+
+
+@pytest.mark.parametrize("reply", BAD.values(), ids=BAD.keys())
+def test_a_reply_that_can_not_be_used_counts_as_zero_and_the_noise_stays(
+    reply: RecordDict | Error | None, tmp_path: Path
+) -> None:
+    still = changed_by(0.0)
+    settings = {"sampling": "everyone", **noised(clipping=FixedClipping(0.5))}
+    bad = strategy(tmp_path / "bad", **settings)
+    found = bad.start(Nodes({1: still, 2: replying(reply)}), arrays(), num_rounds=1, timeout=0.2)
+    wanted = run(tmp_path / "good", Nodes({1: still, 2: still}), num_rounds=1, **settings)
+    assert all(np.array_equal(values_of(found)[name], values_of(wanted)[name]) for name in START)
+    assert sum(status_of(tmp_path / "bad").failures.values()) == 1
+
+
+def test_a_node_that_replies_twice_counts_once(tmp_path: Path) -> None:
+    once, twice = run(tmp_path / "once"), run(tmp_path / "twice", Nodes(times=2))
+    assert np.array_equal(values_of(once)["weight"], values_of(twice)["weight"])
+
+
+def test_arrays_that_lie_by_columns_are_read_in_their_own_order(tmp_path: Path) -> None:
+    moved = START["weight"] + np.arange(6, dtype=np.float32).reshape(2, 3) / 100
+    reply = RecordDict({"arrays": arrays(weight=np.asfortranarray(moved))})
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), replying(reply)))
+    assert np.allclose(values_of(run(tmp_path / "run", grid, num_rounds=1, **noiseless()))["weight"], moved, atol=1e-6)
+
+
+def test_wider_and_narrower_floats_keep_their_dtype(tmp_path: Path) -> None:
+    start = arrays(weight=START["weight"].astype(np.float64), bias=START["bias"].astype(np.float16))
+    result = strategy(tmp_path / "run").start(Nodes(), start, num_rounds=1, timeout=2.0)
+    assert {name: str(found.dtype) for name, found in values_of(result).items()} == {
+        "weight": "float64",
+        "bias": "float16",
+        "steps": "int64",
+    }
+
+
+def test_half_precision_is_compared_with_what_was_sent(tmp_path: Path) -> None:
+    start, still = arrays(bias=np.full(2, 0.1, np.float16)), dict.fromkeys(range(1, NODES + 1), changed_by(0.0))
+    result = strategy(tmp_path / "run", **noiseless()).start(Nodes(still), start, num_rounds=3, timeout=2.0)
+    assert np.array_equal(values_of(result)["bias"], np.full(2, 0.1, np.float16))
+    assert RunFolder(tmp_path / "run").load_checkpoint().velocity.abs().max() == 0  # type: ignore[union-attr]
+
+
+def test_a_round_is_logged_and_the_budget_ends_the_run_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = strategy(tmp_path / "run", fraction_train=0.5, **noised(max_epsilon=4.0, too_noisy="warn"))
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        result = made.start(Nodes(), arrays(), num_rounds=50, timeout=2.0)
+    folder = RunFolder(tmp_path / "run")
+    assert made.outcome is not None
+    assert made.outcome.stopped is not None
+    assert "beyond max_epsilon=4" in made.outcome.stopped
+    assert status_of(folder.path).reason == made.outcome.stopped
+    assert DurableLedger(folder.ledger_path).spent("user").epsilon(1e-3) <= 4
+    assert set(values_of(result)) == set(START)
+    assert sum("round 1/50  clip 0.5" in message for message in caplog.messages) == 1
+    assert sum("are not read: they are not private" in message for message in caplog.messages) == 1
+
+
+def test_a_target_is_met_by_the_planned_rounds(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=4, **noised(noise_multiplier=None, target_epsilon=3.0))
+    assert 0.999 * 3 <= DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 3
+
+
+def test_the_servers_own_evaluation_is_logged_returned_and_kept(tmp_path: Path) -> None:
+    seen = []
+
+    def evaluate(number: int, found: ArrayRecord) -> MetricRecord | None:
+        seen.append((number, list(found)))
+        return MetricRecord({"test_loss": 2.0 - number, "accuracy": 0.5}) if number != 1 else None
+
+    result = strategy(tmp_path / "run").start(Nodes(), arrays(), num_rounds=2, timeout=2.0, evaluate_fn=evaluate)
+    assert seen == [(number, list(START)) for number in (0, 1, 2)]
+    assert {n: dict(found) for n, found in result.evaluate_metrics_serverapp.items()} == {
+        0: {"test_loss": 2.0, "accuracy": 0.5},
+        2: {"test_loss": 0.0, "accuracy": 0.5},
+    }
+    assert [row["loss"] for row in RunFolder(tmp_path / "run").read_metrics()] == [None, 0.0]
+
+
+def test_a_loss_that_runs_away_ends_the_run_with_the_best_model(tmp_path: Path) -> None:
+    seen: list[ArrayRecord] = []
+
+    def evaluate(number: int, found: ArrayRecord) -> MetricRecord:
+        seen.append(found)
+        return MetricRecord({"loss": 2.0 if number < 3 else 10.0 * number, "accuracy": 0.1 * (number == 2)})
+
+    made = strategy(tmp_path / "run")
+    result = made.start(Nodes(), arrays(), num_rounds=10, timeout=2.0, evaluate_fn=evaluate)
+    assert made.outcome is not None
+    assert "diverged: 70 after round 7" in str(made.outcome.stopped)
+    assert np.array_equal(values_of(result)["weight"], seen[2]["weight"].numpy())
+
+
+def test_the_run_folder_is_one_that_status_report_and_ledger_accept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    result = run(folder)
+    assert status([str(folder)]) == 0
+    assert report([str(folder)]) == 0
+    assert ledger(["show", str(folder)]) == 0
+    assert ledger(["verify", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "round      2 of 2" in said
+    assert "2 x GaussianDpEvent(noise_multiplier=1.0)" in said
+    saved = load_file(folder / "model.safetensors")
+    assert all(np.array_equal(saved[name], values) for name, values in values_of(result).items())
+
+
+def test_the_privacy_statement_is_about_a_node_and_says_what_is_not_covered(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    user, *others = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"]
+    assert user["unit"] == "everything that one node holds"
+    assert user["adjacency"] == "add or remove one node"
+    assert user["trusted"] == "the server"
+    assert any("train_config" in part for part in user["not_covered"])
+    assert any("evaluate_fn" in part for part in user["not_covered"])
+    assert [other["epsilon"] for other in others] == [{"pld": "inf"}, {"pld": "inf"}]
+
+
+def test_what_the_app_alone_decides_is_not_written_as_a_setting(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    (record,) = read_runs([tmp_path / "run"])
+    assert not [name for name in record.settings if name.startswith("training.") or name == "data.partition"]
+    assert "training" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_other_commands_say_that_it_is_another_apps_run(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=1)
+    with pytest.raises(
+        ConfigError, match="it holds the arrays of another Flower app, whose own code predicts with them"
+    ):
+        load_model(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is a run of another Flower app: it goes on there, by resume=True"):
+        run_config(["resume=true", f"output_dir={tmp_path / 'run'}"])
+
+
+class Client(NumPyClient):
+    """A client as it was written before the Message API."""
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
+        assert config["lr"] == 0.25
+        return [value + config["lr"] if value.dtype.kind == "f" else value for value in parameters], 10, {"loss": 1.0}
+
+
+def numpy_client(message: Message) -> RecordDict:
+    received = recorddict_to_fitins(copy.deepcopy(message.content), keep_input=True)
+    return fitres_to_recorddict(maybe_call_fit(Client().to_client(), received), keep_input=True)
+
+
+def test_a_numpy_client_is_driven_by_the_keys_that_it_reads(tmp_path: Path) -> None:
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), numpy_client))
+    keys = {"arrayrecord_key": "fitins.parameters", "configrecord_key": "fitins.config"}
+    made = strategy(tmp_path / "run", **{**noiseless(10.0), **keys})
+    start, config = ArrayRecord(list(START.values())), ConfigRecord({"lr": 0.25})
+    result = made.start(grid, start, num_rounds=2, timeout=2.0, train_config=config)
+    assert np.allclose(values_of(result)["0"], START["weight"] + 0.5, atol=1e-6)
+    assert values_of(result)["2"] == 3
+
+
+def test_half_precision_stays_finite_however_far_the_model_goes(tmp_path: Path) -> None:
+    start = arrays(bias=np.full(2, 6e4, np.float16))
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), replying(RecordDict({"arrays": arrays(bias=np.full(2, 1e8))}))))
+    made = strategy(tmp_path / "run", **noiseless(1e6))
+    result = made.start(grid, start, num_rounds=3, timeout=2.0)
+    assert np.array_equal(values_of(result)["bias"], np.full(2, 65504, np.float16))

@@ -1,0 +1,229 @@
+"""Nothing that DPFedAvg is given is ignored: what it can't honour is an error that names it and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.supercore.task_identity import TaskIdentity
+
+from discreet.flower.array_layout import layout_of
+from discreet.flower.strategy import DPFedAvg
+from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
+from discreet.settings.rules import ConfigError
+from tests.flower.flower_apps import (
+    NODES,
+    SETTINGS,
+    START,
+    Nodes,
+    arrays,
+    changed_by,
+    noised,
+    run,
+    status_of,
+    strategy,
+    values_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def no_metrics(*_: object) -> MetricRecord:
+    return MetricRecord()
+
+
+SHORT: dict[str, Any] = {"mechanism": None, "target_epsilon": 8.0}
+ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "clients evaluate": ({"fraction_evaluate": 1.0}, "fraction_evaluate must be 0: .* by evaluate_fn"),
+    "clients to evaluate": ({"min_evaluate_nodes": 2}, "min_evaluate_nodes must be 0"),
+    "weights": ({"weighted_by_key": "num-examples"}, "weighted_by_key must be left out: weights"),
+    "training metrics": ({"train_metrics_aggr_fn": no_metrics}, "train_metrics_aggr_fn must be left out"),
+    "evaluation metrics": ({"evaluate_metrics_aggr_fn": no_metrics}, "evaluate_metrics_aggr_fn must be left out"),
+    "a filled cohort": ({"min_train_nodes": 2, "fraction_train": 0.5}, r"min_train_nodes must be 0 \(got 2\)"),
+    "a filled cohort of everybody": ({"min_train_nodes": 9, "min_available_nodes": 8}, "min_train_nodes must be 0"),
+    "no population": ({"population_size": None}, "population_size must be given"),
+    "more nodes than there are": ({"min_available_nodes": 11}, r"min_available_nodes must be within \[1, popul"),
+    "nobody": ({"fraction_train": 0.0}, r"fraction_train must be within \(0, 1\]"),
+    "more than everybody": ({"fraction_train": 1.5}, r"fraction_train must be within \(0, 1\]"),
+    "some of everyone": ({"fraction_train": 0.5, "sampling": "everyone"}, "fraction_train must be 1 with sampling=ev"),
+    "other sampling": ({"sampling": "round robin"}, "sampling must be one of poisson, fixed, everyone"),
+    "noise and target": (noised(target_epsilon=8.0), "^noise_multiplier and target_epsilon are both given"),
+    "neither": (noised(noise_multiplier=None), "^noise_multiplier and target_epsilon are both missing"),
+    "no mechanism": ({"mechanism": None}, "^target_epsilon must be given, or mechanism"),
+    "two targets": ({"target_epsilon": 8.0}, "^target_epsilon and mechanism are both given"),
+    "two deltas": ({"delta": 1e-4}, "^delta and mechanism are both given"),
+    "two clip norms": ({"clip_norm": 1.0}, "^clip_norm and mechanism are both given"),
+    "another mechanism": ({"mechanism": "gaussian"}, r"^mechanism must be a CentralGaussian or a Masked.* \(got str\)"),
+    "another clipping": (noised(clipping="fixed"), r"^clipping must be an AdaptiveClipping or a Fixed.* \(got str\)"),
+    "negative noise": (noised(noise_multiplier=-1.0), "^noise_multiplier must be 0 or within"),
+    "a word": (noised(noise_multiplier="much"), "^noise_multiplier must be"),
+    "no delta": ({**SHORT, "delta": 0.0}, r"^delta must be within \(0, 1\)"),
+    "a large delta": (noised(delta=0.2), r"delta must be below 1 / population_size = 0\.1, for instance 0\.01"),
+    "no clip": ({**SHORT, "clip_norm": 0.0}, r"^clip_norm must be within \[1e-09, 1e\+09\]"),
+    "no first clip": (noised(clipping=AdaptiveClipping(0.0)), r"^clipping\.norm must be within \[1e-09, 1e\+09\]"),
+    "no clip that stays": (noised(clipping=FixedClipping(0.0)), r"^clipping\.norm must be within \[1e-09, 1e\+09\]"),
+    "a low ceiling": (noised(clipping=AdaptiveClipping(1.0, maximum=0.5)), r"^clipping\.maximum must be within \[1, "),
+    "another accountant": (noised(accountant="moments"), "^accountant must be one of pld, rdp"),
+    "another noise": (noised(noise="laplace"), "^noise must be one of float, grid, secure_sum"),
+    "PLD of fixed cohorts": ({"sampling": "fixed"}, "accountant must be rdp with sampling=fixed"),
+    "less than no noise": (noised(clipping=AdaptiveClipping(count_stddev=-1.0)), r"^clipping\.count_stddev must be 0"),
+    "nothing to go on with": ({"resume": True, "output_dir": None}, "output_dir must be given with resume=True"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), ARGUMENTS.values(), ids=ARGUMENTS.keys())
+def test_an_argument_that_can_not_be_honoured_is_an_error_that_names_it(
+    given: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        strategy(tmp_path / "run", **given)
+    assert "\n" not in str(error.value)
+    assert "privacy." not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("proximal_mu", "proximal_mu$"),
+        ("target_epsilo", r"target_epsilo; did you mean target_epsilon\?"),
+        ("max_epsilon", r"max_epsilon: it is one of the mechanism, such as CentralGaussian\(max_epsilon=\.\.\.\)"),
+    ],
+)
+def test_an_argument_that_is_not_known_is_an_error(name: str, said: str) -> None:
+    with pytest.raises(TypeError, match=f"^DPFedAvg has no argument {said}"):
+        DPFedAvg(**{"population_size": 10, name: 1.0})  # type: ignore[arg-type]
+
+
+def test_the_short_forms_are_a_mechanism(tmp_path: Path) -> None:
+    short = strategy(tmp_path / "run", **{**SHORT, "delta": 1e-3, "clip_norm": 2.0}).app.config
+    long = noised(noise_multiplier=None, target_epsilon=8.0, clipping=AdaptiveClipping(2.0))
+    assert short == strategy(tmp_path / "run", **long).app.config
+
+
+def test_a_floor_that_changes_no_sampling_is_taken(tmp_path: Path) -> None:
+    strategy(tmp_path / "run", min_train_nodes=2, min_available_nodes=4, fraction_train=1.0)
+
+
+def small(**given: np.ndarray) -> ArrayRecord:
+    return ArrayRecord({name: Array(values) for name, values in given.items()})
+
+
+BATCH_NORM = {"bn1.weight": np.ones(2, np.float32), "bn1.running_mean": np.zeros(2, np.float32)}
+STARTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no arrays": ({"initial_arrays": {}}, "initial_arrays must be an ArrayRecord"),
+    "nothing learned": ({"initial_arrays": small(steps=np.zeros(2, np.int64))}, "nothing would be learned"),
+    "complex numbers": ({"initial_arrays": small(w=np.zeros(2, np.complex64))}, "w must be of one of bool"),
+    "NaN": ({"initial_arrays": small(w=np.array([np.nan]))}, "w holds NaN"),
+    "BatchNorm": ({"initial_arrays": ArrayRecord({n: Array(v) for n, v in BATCH_NORM.items()})}, "to_group_norm"),
+    "evaluation": ({"evaluate_config": ConfigRecord({"split": "test"})}, "evaluate_config must be left out"),
+    "no rounds": ({"num_rounds": 0}, "num_rounds must be at least 1"),
+    "no time": ({"timeout": 0.0}, "timeout must be within"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), STARTS.values(), ids=STARTS.keys())
+def test_what_start_can_not_honour_is_an_error_and_no_client_is_asked(
+    given: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    grid = Nodes()
+    with pytest.raises(ConfigError, match=said):
+        strategy(tmp_path / "run").start(**{"grid": grid, "initial_arrays": arrays(), **given})
+    assert grid.sent == {}
+    assert not (tmp_path / "run").exists()
+
+
+def test_frozen_statistics_stay_and_the_rest_learns(tmp_path: Path) -> None:
+    start = ArrayRecord({name: Array(values) for name, values in BATCH_NORM.items()})
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(0.5)))
+    exact = noised(noise_multiplier=0.0, clipping=AdaptiveClipping(5.0))
+    made = strategy(tmp_path / "run", frozen="*.running_mean", **exact)
+    found = values_of(made.start(grid, start, num_rounds=1, timeout=2.0))
+    assert (found["bn1.running_mean"] == 0).all()
+    assert (found["bn1.weight"] > 1).all()
+
+
+def test_a_pattern_that_fits_no_array_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"frozen=backbone\.\* fits no array; there are weight, bias, steps"):
+        layout_of(arrays(), frozen=("backbone.*",))
+
+
+def test_frozen_arrays_are_no_part_of_the_vector() -> None:
+    layout = layout_of(arrays(), frozen=("weight",))
+    assert layout.num_params == START["bias"].size
+    assert set(layout.kept) == {"weight", "steps"}
+
+
+def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"these settings will not learn: .*take num_rounds=\d+, .*too_noisy=warn"):
+        run(tmp_path / "run", num_rounds=40, **noised(noise_multiplier=60.0))
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_many_nodes_are_an_error_at_once_in_a_simulation(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="6 nodes are connected, and population_size=5 clients are declared"):
+        run(tmp_path / "run", population_size=5)
+
+
+def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept(tmp_path: Path) -> None:
+    class Left(Nodes):
+        def get_node_ids(self) -> Iterable[int]:
+            return [1] if self.sent else [1, 2, 3]
+
+    made = strategy(tmp_path / "run", min_available_nodes=3, sampling="everyone")
+    with pytest.raises(TimeoutError, match=r"1 of 3 nodes are connected \(min_available_nodes\)"):
+        made.start(Left(), arrays(), num_rounds=5, timeout=0.3)
+    assert status_of(tmp_path / "run").state == "interrupted"
+
+
+PARTS: dict[str, Callable[[DPFedAvg], object]] = {
+    "configure_train": lambda made: made.configure_train(1, arrays(), ConfigRecord(), Nodes()),
+    "aggregate_train": lambda made: made.aggregate_train(1, []),
+    "configure_evaluate": lambda made: made.configure_evaluate(1, arrays(), ConfigRecord(), Nodes()),
+    "aggregate_evaluate": lambda made: made.aggregate_evaluate(1, []),
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+def test_a_part_of_a_round_is_not_done_alone(part: Callable[[DPFedAvg], object], tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match=r"DPFedAvg does its rounds itself.*: call start"):
+        part(strategy(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_subclass_that_overrides_a_part_of_a_round_is_refused_by_name_when_it_is_made(
+    part: str, tmp_path: Path
+) -> None:
+    mine = type("Mine", (DPFedAvg,), {part: lambda *_: []})
+    with pytest.raises(ConfigError, match=rf"{part} must be DPFedAvg's own \(got that of Mine\).*Instead give"):
+        mine(**SETTINGS, output_dir=str(tmp_path / "run"))
+
+
+def test_a_part_that_is_replaced_on_the_object_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    grid, made = Nodes(), strategy(tmp_path / "run")
+    made.aggregate_train = lambda *_: (None, None)  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="aggregate_train must be DPFedAvg's own"):
+        made.start(grid, arrays(), num_rounds=1, timeout=2.0)
+    assert grid.sent == {}
+
+
+def test_a_train_config_that_gives_none_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    grid = Nodes()
+    with pytest.raises(ConfigError, match=r"train_config must give a ConfigRecord for each round \(got None for 1\)"):
+        strategy(tmp_path / "run").start(grid, arrays(), 1, 2.0, lambda _: None)  # type: ignore[arg-type, return-value]
+    assert grid.sent == {}
+
+
+def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_path: Path) -> None:
+    grid = Nodes()
+    with pytest.raises(ConfigError, match=r"^clipping\.norm must be given, .* deviation of 0\.25, and 0\.2 or more"):
+        run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
+    assert grid.sent == {}
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,143 @@
+"""A run of DPFedAvg that was ended goes on as if it had not been, or says in one line why it can't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from discreet.flower.strategy_settings import AdaptiveClipping
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.server.run_folder import RunFolder
+from discreet.server.server_optimizer import ServerSGD
+from discreet.settings.rules import ConfigError
+from tests.flower.flower_apps import NODES, START, Nodes, arrays, noised, run, status_of, strategy, values_of
+
+
+@pytest.fixture(autouse=True)
+def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def test_a_run_that_goes_on_ends_as_one_that_was_never_ended(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", num_rounds=4, server_optimizer=ServerSGD(momentum=0.5))
+    run(tmp_path / "parts", num_rounds=2, server_optimizer=ServerSGD(momentum=0.5))
+    parts = run(tmp_path / "parts", num_rounds=4, server_optimizer=ServerSGD(momentum=0.5), resume=True)
+    assert all(np.array_equal(values_of(whole)[name], values_of(parts)[name]) for name in START)
+    heads = [RunFolder(tmp_path / name).read_metrics()[-1] for name in ("whole", "parts")]
+    assert heads[0]["epsilon_user"] == heads[1]["epsilon_user"]
+
+
+def test_what_is_not_learned_keeps_the_value_that_the_run_began_with(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=1)
+    again = strategy(tmp_path / "run", resume=True)
+    result = again.start(Nodes(), arrays(steps=np.array(99)), num_rounds=2, timeout=2.0)
+    assert values_of(result)["steps"] == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), RuntimeError("the disk is full")])
+def test_an_interrupted_run_says_so_and_how_it_goes_on(
+    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def evaluate(number: int, found: ArrayRecord) -> MetricRecord:
+        if number == 2:
+            raise error
+        return MetricRecord({"loss": 1.0})
+
+    with pytest.raises(type(error)):
+        strategy(tmp_path / "run").start(Nodes(), arrays(), num_rounds=3, timeout=2.0, evaluate_fn=evaluate)
+    folder = RunFolder(tmp_path / "run")
+    assert status_of(folder.path).state == "interrupted"
+    assert f'interrupted after round 1: resume=True, output_dir="{folder.path}" goes on' in caplog.text
+    # Round 2 was charged before it was evaluated, and is done again: the ledger says more, never less.
+    run(tmp_path / "run", num_rounds=3, resume=True)
+    assert DurableLedger(folder.ledger_path).spent("user").num_releases == 4
+    assert status_of(folder.path).state == "finished"
+
+
+CHANGED: dict[str, tuple[dict[str, Any], str]] = {
+    "less noise": (noised(noise_multiplier=0.5), r"noise_multiplier=0\.5 can't change a run that is resumed"),
+    "a larger delta": (noised(delta=1e-2), r"delta=0\.01 can't change"),
+    "a smaller fraction": ({"fraction_train": 0.5}, r"fraction_train=0\.5 can't change"),
+    "a larger population": ({"population_size": 20}, r"population_size=20 can't change"),
+    "a larger budget": (noised(max_epsilon=90.0), r"max_epsilon=90\.0 can't change"),
+    "another clip norm": (noised(clipping=AdaptiveClipping(5.0)), r"clipping\.norm=5\.0 can't change"),
+    "other frozen arrays": (
+        {"frozen": "bias"},
+        r"initial_arrays must have the names, shapes, dtypes and frozen arrays",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "said"), CHANGED.values(), ids=CHANGED.keys())
+def test_a_run_that_goes_on_keeps_what_decides_privacy(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=1)
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path / "run", num_rounds=2, resume=True, **settings)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=1)
+    with pytest.raises(ConfigError, match="holds a run already: resume=True goes on with it"):
+        run(tmp_path / "run", num_rounds=1)
+
+
+def test_without_its_ledger_a_run_does_not_go_on(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=1)
+    (tmp_path / "run" / "ledger.db").unlink()
+    with pytest.raises(LedgerError, match="is missing: put the ledger back"):
+        run(tmp_path / "run", num_rounds=2, resume=True)
+
+
+def test_without_the_arrays_that_it_began_with_a_run_does_not_go_on(tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=1)
+    RunFolder(tmp_path / "run").arrays_path.unlink()
+    with pytest.raises(LedgerError, match=r"arrays\.safetensors is missing"):
+        run(tmp_path / "run", num_rounds=2, resume=True)
+
+
+def test_a_run_that_was_ended_before_its_first_round_goes_on_from_the_beginning(tmp_path: Path) -> None:
+    def ends(message: Message) -> RecordDict:
+        raise KeyboardInterrupt
+
+    grid = Nodes(dict.fromkeys(range(1, NODES + 1), ends))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", grid, num_rounds=2)
+    resumed, whole = run(tmp_path / "run", resume=True), run(tmp_path / "whole")
+    assert np.array_equal(values_of(resumed)["weight"], values_of(whole)["weight"])
+
+
+def test_a_target_is_kept_and_its_noise_does_not_follow_the_rounds(tmp_path: Path) -> None:
+    target = noised(noise_multiplier=None, target_epsilon=5.0)
+    run(tmp_path / "run", num_rounds=2, **target)
+    made = strategy(tmp_path / "run", resume=True, **target)
+    made.start(Nodes(), arrays(), num_rounds=9, timeout=2.0)
+    assert made.outcome is not None
+    assert "beyond max_epsilon=5" in str(made.outcome.stopped)
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
+
+
+def test_a_loss_that_ran_away_stays_so_however_often_the_run_is_resumed(tmp_path: Path) -> None:
+    def evaluate(number: int, found: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"loss": 1.0 + 5.0 * number})
+
+    first, again = strategy(tmp_path / "run"), strategy(tmp_path / "run", resume=True)
+    for made in (first, again):
+        made.start(Nodes(), arrays(), num_rounds=20, timeout=2.0, evaluate_fn=evaluate)
+        assert made.outcome is not None
+        assert "diverged" in str(made.outcome.stopped)
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 5
+
+
+def test_one_client_of_a_real_federation_can_not_be_given_a_seed(tmp_path: Path) -> None:
+    class Real:
+        get_node_ids = staticmethod(lambda: [1])
+
+    with pytest.raises(ConfigError, match="seed must be null in a real federation"):
+        strategy(tmp_path / "run").start(Real(), arrays())  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()

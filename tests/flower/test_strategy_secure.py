@@ -1,0 +1,94 @@
+"""DPFedAvg under secure aggregation: another app's client with the mod, and a server that reads sums alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+import discreet
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.protocol.masked_messages import MASKING
+from discreet.server.run_folder import RunFolder
+from discreet.settings.rules import ConfigError
+from tests.flower.flower_apps import NODES, SETTINGS, Answer, Nodes, arrays, changed_by, replying, run, values_of
+
+GAUSSIAN = discreet.MaskedGaussian(
+    noise_multiplier=1e-9, delta=1e-3, too_noisy="warn", clipping=discreet.FixedClipping(1.0)
+)
+MASKED = {"mechanism": GAUSSIAN, "sampling": "everyone", "population_size": NODES, "seed": None}
+
+
+@pytest.fixture(autouse=True)
+def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Flower's Message takes these from the process that it runs in.
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def with_mod(answer: Answer, seen: list[Message]) -> Answer:
+    """A client whose app has the mod; `seen` are the messages that reach the app."""
+
+    def app(message: Message, context: Context) -> Message:
+        seen.append(message)
+        content = answer(message)
+        assert isinstance(content, RecordDict)
+        return Message(content, reply_to=message)
+
+    def reply(message: Message) -> Any:
+        said = discreet.secure_sum_mod(message, Context(1, 1, {}, RecordDict(), {}), app)
+        return said.error if said.has_error() else said.content
+
+    return reply
+
+
+def grid_of(seen: list[Message]) -> Nodes:
+    return Nodes(answers={node: with_mod(changed_by(0.01 * node), seen) for node in range(1, NODES + 1)})
+
+
+def test_the_mean_of_what_clients_change_is_applied_and_none_of_it_was_sent_in_the_clear(tmp_path: Path) -> None:
+    seen: list[Message] = []
+    grid = grid_of(seen)
+    result = run(tmp_path / "run", grid, num_rounds=1, **MASKED)
+    # All are asked, and no update is clipped. A step of the grid is 1 / 4096, the noise about one step.
+    moved = values_of(result)["weight"] - arrays()["weight"].numpy()
+    np.testing.assert_allclose(moved, 0.035, atol=1e-3)
+    assert {*seen[0].content} == {"arrays", "config"}  # the app sees what it always saw
+    assert len(seen) == NODES
+    assert all(MASKING in message.content or message in seen for message in grid.sent.values())
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 1
+    assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [NODES]
+
+
+def test_a_client_with_the_mod_refuses_to_train_in_the_clear(tmp_path: Path) -> None:
+    seen: list[Message] = []
+    run(tmp_path / "run", grid_of(seen), num_rounds=1, population_size=NODES)
+    assert seen == []
+    assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [0]
+
+
+def test_a_client_without_the_mod_is_missing_from_the_sum(tmp_path: Path) -> None:
+    seen: list[Message] = []
+    grid = grid_of(seen)
+    grid.answers[3] = replying(Error(2, "KeyError: arrays"))  # it finds nothing that it knows in the message
+    run(tmp_path / "run", grid, num_rounds=1, **MASKED)
+    assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [NODES - 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sampling": "poisson"}, "sampling must be everyone with mechanism=MaskedGaussian"),
+        ({"mechanism": replace(GAUSSIAN, accountant="pld")}, "^accountant must be rdp"),
+        ({"mechanism": replace(GAUSSIAN, dropouts=5)}, "^dropouts must be"),
+        ({"private_evaluation": discreet.PrivateEvaluation()}, "private_evaluation must be None"),
+    ],
+)
+def test_what_secure_aggregation_needs_is_said_of_the_argument(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        discreet.DPFedAvg(**{**SETTINGS, **MASKED, **given})

@@ -1,0 +1,261 @@
+"""Frozen parameters in the federation: no gradient, no share in the clip, no noise, not sent; and shared ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from discreet.data.examples import Examples
+from discreet.evaluation.predictions import named_parameters_of
+from discreet.mechanisms.laplace_step import release_step
+from discreet.mechanisms.local_noise import LocalPrivacy
+from discreet.models.model_check import check_model
+from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
+from discreet.node import nodes
+from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.protocol.messages import MalformedMessage, request_items, request_of
+from discreet.server.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.simulation.in_process import simulate
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
+from tests.command import predict
+from tests.node.clients import OFF, client, clipped, config, examples, request
+from tests.replay import replay
+from tests.test_neighbour_replay import wild_examples, with_example
+
+OWN = Path(__file__).resolve().parent.parent.parent / "examples" / "own"
+CLIP, NOISE, RATE = 0.4, 0.7, 0.3
+FIXED = 90121  # the seed of what stands for a pretrained backbone
+
+
+def pretrained(width: int, out: int) -> nn.Linear:
+    """A frozen layer that is the same whenever it is built."""
+    layer, draw = nn.Linear(width, out), torch.Generator().manual_seed(FIXED)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(out, width, generator=draw))
+    nn.init.zeros_(layer.bias)
+    return layer.requires_grad_(requires_grad=False)
+
+
+def head(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A pretrained backbone, and what learns on it."""
+    return nn.Sequential(nn.Flatten(), pretrained(math.prod(input_shape), 6), nn.Tanh(), nn.Linear(6, num_classes))
+
+
+def statistics(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A pretrained backbone with BatchNorm, whose statistics are frozen with its weights."""
+    norm, values = nn.BatchNorm1d(6), torch.linspace(0.5, 1.5, 6)
+    norm.load_state_dict({"weight": values, "bias": -values, "running_mean": values, "running_var": 2 * values}, False)
+    norm.requires_grad_(requires_grad=False).eval()
+    return nn.Sequential(nn.Flatten(), pretrained(math.prod(input_shape), 6), norm, nn.Linear(6, num_classes))
+
+
+class Residual(nn.Module):
+    """A forward of its own, with a frozen layer in the middle and a weight that no pass uses."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(width, 6), pretrained(6, 6), nn.Linear(6, num_classes)
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        logits: Tensor = self.last(hidden + torch.tanh(self.middle(hidden)))
+        return logits
+
+
+def residual(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Residual(math.prod(input_shape), num_classes)
+
+
+def shared(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A sequence in which a layer stands twice."""
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(nn.Linear(math.prod(input_shape), 5), layer, nn.Tanh(), layer, nn.Linear(5, num_classes))
+
+
+def hooked(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A sequence that does more than its layers."""
+    model = nn.Sequential(nn.Linear(math.prod(input_shape), num_classes))
+    model[0].register_forward_hook(lambda module, given, found: found * 2)
+    return model
+
+
+MODELS = {"head": head, "statistics": statistics, "residual": residual, "shared": shared, "hooked": hooked}
+of_each_model = pytest.mark.parametrize("build", MODELS.values())
+Build = Callable[[tuple[int, ...], int], nn.Module]
+
+
+def built(build: Build) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(4177)
+        return build((5,), 3)
+
+
+def update_of(build: Build, data: Examples, source: RandomSource, noise: float | None = None) -> Tensor:
+    example = None if noise is None else ExamplePrivacy(CLIP, noise)
+    how, model = LocalSettings(2, 3, RATE, 0.5, example), built(build)
+    return local_update(model, flatten_parameters(model), data, settings=how, source=source)
+
+
+def gradient_of(model: nn.Module, data: Examples) -> Tensor:
+    """By plain autograd: of the mean loss, by what is trained."""
+    loss = nn.functional.cross_entropy(model(data.inputs), data.targets)
+    values = [value for value in model.parameters() if value.requires_grad]
+    found = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in found])
+
+
+def by_hand(build: Build, gradients: list[Callable[[nn.Module], Tensor]]) -> Tensor:
+    """Steps with momentum by what each function makes of the model."""
+    model, velocity = built(build), torch.tensor(0.0)
+    values = [value for value in model.parameters() if value.requires_grad]
+    start = torch.cat([value.detach().flatten() for value in values])
+    for gradient in gradients:
+        velocity = 0.5 * velocity + gradient(model)
+        for value, part in zip(values, torch.split(velocity, [value.numel() for value in values]), strict=True):
+            value.data -= RATE * part.view_as(value)
+    return torch.cat([value.detach().flatten() for value in values]) - start
+
+
+@of_each_model
+def test_steps_without_privacy_are_those_of_a_loop_by_hand(build: Build) -> None:
+    data, source = examples(7), seeded_source(5119)
+    orders = [source.child("epoch", epoch).permutation(7) for epoch in range(2)]
+    batches = [data.subset(batch) for order in orders for batch in torch.split(order, 3)]
+    wanted = by_hand(build, [partial(gradient_of, data=batch) for batch in batches])
+    torch.testing.assert_close(update_of(build, data, seeded_source(5119)), wanted)
+
+
+@of_each_model
+def test_dp_sgd_is_that_of_a_loop_over_single_examples(build: Build) -> None:
+    data, source, count = examples(9), seeded_source(60251), len(flatten_parameters(built(build)))
+
+    def step(number: int) -> Callable[[nn.Module], Tensor]:
+        draw = source.child("step", number)
+        inside = torch.from_numpy(draw.child("batch").words(9).astype(float) / 2**64 < 3 / 9).nonzero().flatten()
+        noise = draw.child("noise").normal(count) * NOISE * CLIP
+
+        def gradient(model: nn.Module) -> Tensor:
+            found = [gradient_of(model, data.subset(inside[place : place + 1])) for place in range(len(inside))]
+            total: Tensor = clipped(found, CLIP) if found else torch.zeros(count)
+            return (total + noise) / 3
+
+        return gradient
+
+    wanted = by_hand(build, [step(number) for number in range(6)])
+    torch.testing.assert_close(update_of(build, data, seeded_source(60251), NOISE), wanted, rtol=1e-4, atol=1e-5)
+
+
+@wild_examples
+@pytest.mark.parametrize("build", [head, statistics, residual, shared])
+def test_an_example_moves_each_step_within_the_clip_of_what_is_trained(build: Build, factor: float) -> None:
+    there, zeroed = with_example(examples(6), factor), with_example(examples(6), math.nan)
+    for one, other in ((there, zeroed), (zeroed, there)):
+        found = replay(lambda data, source: update_of(build, data, source, NOISE), one, other)
+        assert found.faults == ()
+        assert len(found.shares) == 6
+
+
+def test_a_gradient_at_the_frozen_part_takes_no_share_of_the_clip() -> None:
+    # Of one full batch, without noise: an example beyond the clip adds exactly the clip norm to what is trained.
+    data, how = examples(1), LocalSettings(1, 1, 1.0, 0.0, ExamplePrivacy(1e-3, 0.0))
+    model = built(head)
+    update = local_update(model, flatten_parameters(model), data, settings=how, source=seeded_source(3))
+    assert float(update.norm()) == pytest.approx(1e-3, rel=1e-5)
+
+
+@of_each_model
+def test_frozen_values_stay_and_are_no_part_of_what_travels(build: Build) -> None:
+    model = built(build)
+    check_model(model)
+    before = {name: value.clone() for name, value in frozen(model).items()}
+    update = local_update(
+        model, flatten_parameters(model), examples(7), settings=LocalSettings(2, 3, RATE, 0.5), source=seeded_source(8)
+    )
+    assert update.shape == (sum(value.numel() for value in trainable(model)),)
+    assert all(torch.equal(value, before[name]) for name, value in frozen(model).items())
+
+
+def test_a_step_with_laplace_noise_is_of_what_is_trained() -> None:
+    privacy, how = LocalPrivacy("laplace_step", 0.5, 1.0), LocalSettings(1, 1, RATE, 0.0)
+    run = partial(release_step, training=how, privacy=privacy)
+    one, other = with_example(examples(6), 1.0), with_example(examples(6), 1e6)
+    found = replay(lambda data, source: run(built(head), data, source=source), one, other)
+    assert found.faults == ()
+    assert len(run(built(head), one, source=seeded_source(5))) == 6 * 3 + 3
+
+
+def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> None:
+    # The server's digest travels with the request; values, names and statistics count.
+    who = replace(client(examples(4)), model=built(statistics))
+    asked = replace(request(config(*OFF)), frozen=frozen_digest(built(statistics)))
+    params = flatten_parameters(who.model)
+    assert request_of(request_items(asked)) == asked
+    assert who.answer(asked, params).update.shape == params.shape
+    for name, value in frozen(who.model).items():
+        before = value.clone()
+        value.add_(1)
+        with pytest.raises(MalformedMessage, match="the frozen values of the model mlp are not the server's"):
+            who.answer(asked, params)
+        assert frozen_digest(who.model) != frozen_digest(built(statistics)), name
+        value.copy_(before)
+    assert who.answer(asked, params).update.shape == params.shape
+    assert frozen_digest(nn.Linear(2, 2)) == ""
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    nodes.model_of.cache_clear()
+    data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=40", "rounds=2", "training.epochs=1"]
+    return [*data, "privacy.user.noise_multiplier=1", f"output_dir={tmp_path / 'run'}", "seed=31013"]
+
+
+@pytest.mark.parametrize(("model", "level"), [("head", "user"), ("statistics", "example")])
+def test_a_run_from_conf_trains_saves_the_whole_model_and_predicts(
+    model: str, level: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    by_example = ["privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
+    simulate(load_config([*words, f"model.name=tests.models.test_frozen:{model}", *by_example * (level == "example")]))
+    like, last = MODELS[model]((4,), 3), RunFolder(run).load_checkpoint()
+    assert last is not None
+    assert len(last.params) == len(flatten_parameters(like))
+    saved = load_file(run / "model.safetensors")
+    assert {name: value.tolist() for name, value in saved.items()} == {
+        name: value.tolist() for name, value in named_parameters_of(like, last.params).items()
+    }
+    assert predict([str(run), "--data", str(OWN / "test.csv"), "--out", str(tmp_path / "said.csv")]) == 0
+    assert f"accuracy {RunFolder(run).read_metrics()[-1]['accuracy']:.4f}" in capsys.readouterr().out
+
+
+def drawn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Frozen before anybody has trained it."""
+    return nn.Sequential(nn.Linear(4, 6).requires_grad_(requires_grad=False), nn.Tanh(), nn.Linear(6, num_classes))
+
+
+def test_frozen_values_that_server_and_clients_would_not_share_are_refused(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gives the frozen 0\.bias other values each time.*torch\.Gen"):
+        simulate(load_config([*words, "model.name=tests.models.test_frozen:drawn"]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_engines_give_the_same_numbers_or_refuse(words: list[str], tmp_path: Path) -> None:
+    found, name = [], "model.name=tests.models.test_frozen:shared"
+    for engine in ("auto", "sequential"):
+        simulate(load_config([*words, name, f"engine={engine}", f"output_dir={tmp_path / engine}"]))
+        last = RunFolder(tmp_path / engine).load_checkpoint()
+        assert last is not None
+        found.append(last.params)
+    assert torch.equal(*found)
+    with pytest.raises(ConfigError, match=r"engine=batched does not cover model\.name"):
+        simulate(load_config([*words, name, "engine=batched"]))

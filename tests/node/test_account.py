@@ -1,0 +1,141 @@
+"""A client's own account: it adds up over rounds and runs, survives the process, and ends at a budget."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+from discreet.accounting.privacy_ledger import epsilon_of
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.node.account import Accounts, Budget, Refused
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
+from tests.node.clients import ledger_at
+
+STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))
+DELTA = 1e-4
+
+
+def account(path: Path, *, accountant: str = "pld", delta: float = DELTA) -> Accounts:
+    return Accounts(ledger_at(path), delta, accountant)
+
+
+def charge(
+    mine: Accounts, event: DpEvent, count: int, *budgets: Budget, guarantee: str = EXAMPLE, by: str = ""
+) -> float:
+    """Charges as an admission does, and returns the epsilon spent with it."""
+    one = Charge(1, guarantee, by, event, count)
+    after = mine.after([one], budgets)
+    assert mine.write([one])
+    return mine.epsilon(after[guarantee])
+
+
+def oracle(*events: tuple[DpEvent, int]) -> float:
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for event, count in events:
+        accountant.compose(SelfComposedDpEvent(event, count))
+    return float(accountant.get_epsilon(DELTA))
+
+
+def test_epsilon_is_cumulative_over_runs_with_other_noise(tmp_path: Path) -> None:
+    charge(account(tmp_path / "ledger.db"), STEP, 4)
+    other = PoissonSampledDpEvent(0.1, GaussianDpEvent(0.9))
+    after = charge(account(tmp_path / "ledger.db"), other, 2)
+    assert after == pytest.approx(oracle((STEP, 4), (other, 2)), rel=5e-3)
+
+
+def test_clients_and_guarantees_have_accounts_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "clients.db"
+    charge(account(path), STEP, 4, by="7")
+    mine = account(path)
+    spent = {(name, client): mine.epsilon(mine.spent(name, client)) for name in (EXAMPLE, LOCAL) for client in "78"}
+    assert [key for key, epsilon in spent.items() if epsilon > 0] == [(EXAMPLE, "7")]
+
+
+def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path) -> None:
+    mine = account(tmp_path / "ledger.db")
+    for scale in (4.0, 2.0):
+        charge(mine, LaplaceDpEvent(scale), 1, guarantee=LOCAL)
+    assert epsilon_of(mine.spent(LOCAL, ""), 0.0, "pld") == pytest.approx(0.75)
+    charge(mine, GaussianDpEvent(2.0), 1, guarantee=LOCAL)
+    assert epsilon_of(mine.spent(LOCAL, ""), 0.0, "pld") == math.inf
+
+
+def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    mine, budget = account(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA, EXAMPLE)
+    charge(mine, STEP, 8, budget)
+    head = mine.ledger.position().head
+    with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "):
+        charge(mine, STEP, 4, budget)
+    assert mine.ledger.position().head == head
+    assert charge(mine, STEP, 1, budget) <= budget.epsilon
+
+
+def test_each_budget_holds_at_its_own_delta(tmp_path: Path) -> None:
+    # At delta 0.98, which a server may name, the same releases cost next to nothing.
+    mine, budgets = account(tmp_path / "ledger.db", delta=0.98), (Budget(4, 0.98), Budget(oracle((STEP, 10)), DELTA))
+    assert charge(mine, STEP, 9, *budgets) < 0.1
+    with pytest.raises(Refused, match=r"at delta 0\.0001$"):
+        charge(mine, STEP, 2, *budgets)
+
+
+def test_a_budget_at_delta_zero_is_one_of_pure_epsilon(tmp_path: Path) -> None:
+    mine, budget = account(tmp_path / "ledger.db"), Budget(0.75, 0.0)
+    charge(mine, LaplaceDpEvent(2.0), 1, budget)
+    charge(mine, LaplaceDpEvent(4.0), 1, budget)
+    with pytest.raises(Refused, match=r"would reach a pure epsilon of 0\.76 of 0\.75$"):
+        charge(mine, LaplaceDpEvent(100.0), 1, budget)
+
+
+def test_a_budget_for_all_guarantees_holds_what_they_release_together(tmp_path: Path) -> None:
+    local, budget = GaussianDpEvent(4.0), Budget(oracle((STEP, 8), (GaussianDpEvent(4.0), 1)) * 1.001, DELTA)
+    mine = account(tmp_path / "ledger.db")
+    charge(mine, STEP, 8, budget)
+    charge(mine, local, 1, budget, guarantee=LOCAL)
+    for guarantee, event in ((EXAMPLE, STEP), (LOCAL, local)):
+        with pytest.raises(Refused, match="budget of max-epsilon, for all guarantees together, is spent"):
+            charge(mine, event, 1, budget, guarantee=guarantee)
+
+
+def test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change(
+    tmp_path: Path,
+) -> None:
+    # Zeroing a client out moves the sum by its norm, other data in its place by up to twice as much: noise 2, and 1.
+    masked, mine = DistributedDiscreteGaussianDpEvent(100, 1, 25, 3), account(tmp_path / "ledger.db")
+    alone, both = (RdpAccountant().compose(GaussianDpEvent(noise)).get_epsilon(DELTA) for noise in (2.0, 1.0))
+    charge(mine, masked, 1, Budget(alone * 1.02, DELTA), guarantee=USER)
+    with pytest.raises(Refused, match="for all guarantees together"):
+        charge(mine, GaussianDpEvent(1e4), 1, Budget(both * 0.98, DELTA), guarantee=LOCAL)
+    charge(mine, GaussianDpEvent(1e4), 1, Budget(both * 1.02, DELTA), guarantee=LOCAL)
+
+
+def test_noise_of_zero_passes_every_budget(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="epsilon inf of 1000"):
+        charge(account(tmp_path / "l.db"), GaussianDpEvent(0.0), 1, Budget(1000, DELTA))
+
+
+def test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed(tmp_path: Path) -> None:
+    # A node that serves two runs: the other one charges between this one's look and its own charge.
+    budget, path = Budget(oracle((STEP, 10)), DELTA, EXAMPLE), tmp_path / "ledger.db"
+    mine, one = account(path), Charge(1, EXAMPLE, "", STEP, 8)
+    mine.after([one], [budget])
+    DurableLedger(path).charge([one])
+    assert not mine.write([one])
+    with pytest.raises(Refused, match="the example-level budget is spent"):
+        mine.after([one], [budget])
+    assert [release.count for release in mine.ledger.releases()] == [8]
+
+
+def test_what_another_client_was_charged_meanwhile_stands_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "clients.db"
+    mine, one, other = account(path), Charge(1, EXAMPLE, "1", STEP, 8), Charge(1, EXAMPLE, "2", STEP, 8)
+    mine.after([one], [])
+    mine.spent(EXAMPLE, "2")
+    DurableLedger(path).charge([other])
+    assert mine.write([one])
+    assert mine.spent(EXAMPLE, "2").num_releases == 8

@@ -1,0 +1,248 @@
+"""The ClientApp: a message in, a reply or a refusal with its reason out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import nn
+
+import discreet.node.client
+from client_app.client_app import app
+from discreet.accounting.events import poisson_round_event
+from discreet.flower.server_messages import decode_reply, encode_request, parameters_record
+from discreet.flower.simulated_clients import leave_ticket
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.models.models import build_model
+from discreet.node.app import DPClient
+from discreet.node.nodes import share_of
+from discreet.privacy.randomness import secure_source
+from discreet.protocol.masked_messages import MASKING, WHO, masking_record
+from discreet.protocol.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
+from discreet.settings.run_config import RunConfig, client_settings
+from discreet.training.local_training import LocalSettings, local_update
+from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request_with
+
+SIZE = 650
+Node = dict[str, bool | float | int | str]
+
+NODE: Node = {"partition-id": 1, "num-partitions": 4}
+
+
+def run_of(*words: str) -> RunConfig:
+    # Full batches: the update follows from the data alone.
+    return config(*words, "data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
+
+
+def send(content: RecordDict, kind: str = "train", node: Node = NODE) -> Message:
+    message = Message(content, dst_node_id=1, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "m1"
+    return app(message, Context(1, 1, node, RecordDict(), {}))
+
+
+def asked(run: RunConfig, virtual: VirtualClient | None = None, *, size: int = SIZE) -> RecordDict:
+    request = TrainRequest(1, math.inf, client_settings(run), virtual)
+    return encode_request(request, parameters_record(torch.zeros(size)))
+
+
+def update_of(run: RunConfig, client: int) -> torch.Tensor:
+    model = build_model("logistic_regression", (1, 8, 8), 10, seed=3)
+    how = LocalSettings(1, 1000, run.training.learning_rate, 0.0)
+    return local_update(model, torch.zeros(SIZE), share_of(run.data, client), settings=how, source=secure_source())
+
+
+def test_a_request_comes_back_as_a_reply_that_the_server_can_read() -> None:
+    run = run_of(*OFF, "training.batch_size=1000")
+    reply = send(asked(run))
+    assert not reply.has_error()
+    read = decode_reply(reply.content, round_number=1, num_params=SIZE)
+    assert torch.allclose(read.update, update_of(run, 1), atol=1e-6)
+    assert (read.below, read.epsilon_example) == (True, 0.0)
+
+
+@pytest.mark.parametrize("words", [OFF, EXAMPLE, LOCAL], ids=["off", "example", "local"])
+def test_fit_gives_the_update_the_bit_and_what_was_spent_and_no_number_of_examples(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    ledger = ledger_at(tmp_path / "ledger.db").path
+    request = request_items(TrainRequest(1, math.inf, client_settings(run_of(*words))))
+    arrays, number, said = DPClient(NODE | {"ledger": str(ledger)}).fit([np.zeros(SIZE, np.float32)], request)
+    assert [(array.shape, array.dtype.name) for array in arrays] == [((SIZE,), "float32")]
+    assert number == 1
+    assert set(said) == {"round", "below", "epsilon_example", "epsilon_local", "epsilon_local_pure"}
+    assert (said["round"], said["below"]) == (1, 1)
+
+
+def test_every_round_of_local_training_is_a_call_of_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DPClient, "fit", lambda *_: ([np.full(SIZE, 2.0, np.float32)], 1, {"round": 1, "below": 0}))
+    content = send(asked(run_of(*OFF))).content
+    assert {name: value for name, value in content["reply"].items()} == {"round": 1, "below": 0}  # noqa: C416
+
+
+@pytest.mark.parametrize("node", [NODE, {}, NODE | {"ledger": "ledger.db"}], ids=["plain", "bare", "an owner's"])
+def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(node: Node, tmp_path: Path) -> None:
+    run = run_of(*OFF, "training.batch_size=1000")
+    reason = refused(send(asked(run, VirtualClient(3, str(tmp_path), "0" * 64)), node=node))
+    assert reason == "the train request names a virtual client, and this node is no simulation's"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("node", [NODE, {}, NODE | {"ledger": "ledger.db"}], ids=["plain", "bare", "an owner's"])
+def test_a_real_node_is_no_virtual_member_of_a_masked_sum(node: Node, tmp_path: Path) -> None:
+    virtual = VirtualClient(3, str(tmp_path), "0" * 64)
+    reason = refused(send(RecordDict({MASKING: masking_record(WHO, virtual)}), node=node))
+    assert reason == "the masking request names a virtual client, and this node is no simulation's"
+
+
+def test_in_a_simulation_it_is_obeyed(tmp_path: Path) -> None:
+    run = run_of(*OFF, "training.batch_size=1000")
+    virtual = VirtualClient(3, str(tmp_path), leave_ticket(tmp_path))
+    read = decode_reply(send(asked(run, virtual)).content, round_number=1, num_params=SIZE)
+    assert torch.allclose(read.update, update_of(run, 3), atol=1e-6)
+
+
+def refused(reply: Message) -> str:
+    assert reply.has_error()
+    assert reply.error.code == REFUSED_CODE
+    return str(reply.error.reason)
+
+
+def test_a_refusal_becomes_an_error_with_its_reason_and_a_line_in_the_clients_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="discreet.client"):
+        reason = refused(send(asked(run_of(*OFF)), node=NODE | {"min-noise-multiplier": 1.0}))
+    assert "no guarantee is on" in reason
+    assert caplog.messages == [f"refused: {reason}"]
+
+
+UNBORNE = {"task.class_weights": [1e-30] * 10, "example.clip_norm": 1e-36, "training.learning_rate": 1e-30}
+
+
+@pytest.mark.parametrize("name", UNBORNE)
+def test_numbers_that_would_hide_a_gradient_from_its_norm_are_refused_and_cost_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    DurableLedger.create(tmp_path / "ledger.db")
+    content = asked(run_of(*EXAMPLE))
+    request = TrainRequest(1, math.inf, client_settings(run_of(*EXAMPLE)))
+    content["request"] = ConfigRecord(request_with(request, {f"run.{name}": UNBORNE[name]}))  # type: ignore[arg-type]
+    assert f"{name.split('.')[1]} must be" in refused(
+        send(content, node=NODE | {"ledger": str(tmp_path / "ledger.db")})
+    )
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ()
+
+
+MALFORMED = {
+    "nothing": RecordDict(),
+    "no parameters": RecordDict({"request": ConfigRecord({"round": 1})}),
+    "another model's parameters": asked(run_of(*OFF), size=SIZE - 1),
+    "arrays of another app": RecordDict({"parameters": ArrayRecord([np.zeros(3)]), "request": ConfigRecord()}),
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_request_that_can_not_be_read_is_refused_and_does_not_end_the_client(content: RecordDict) -> None:
+    assert refused(send(content))
+
+
+def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
+    reason = refused(send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(path)}))
+    assert reason == "the ledger of this client can't be used"
+
+
+def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        raise ValueError("the target 7 of owner/data.csv is out of range")
+
+    monkeypatch.setattr(discreet.node.client, "local_update", fails)
+    reply = send(asked(run_of(*OFF)))
+    assert reply.has_error()
+    assert reply.error.code != REFUSED_CODE
+    assert "7" not in str(reply.error.reason)
+    assert "owner" not in str(reply.error.reason)
+
+
+def test_a_client_that_is_asked_to_evaluate_refuses() -> None:
+    assert "not private" in refused(send(asked(run_of(*OFF)), "evaluate"))
+
+
+class Tables(nn.Module):
+    """Rows of a table for numbers between -1 and 1, clipped to a norm, in the pass itself or by the table."""
+
+    def __init__(self, num_classes: int, max_norm: float | None) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 4, max_norm=max_norm), nn.Linear(16, num_classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        numbers = (16 * inputs.clamp(-1, 1) + 16).long()
+        rows = self.table(numbers)
+        if self.table.max_norm is None:
+            rows = nn.functional.embedding(numbers, self.table.weight, max_norm=0.5)
+        logits: torch.Tensor = self.head(rows.flatten(1).sin())
+        return logits
+
+
+def clipped_table(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Tables(num_classes, 0.5)
+
+
+def clipped_rows(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Tables(num_classes, None)
+
+
+@pytest.mark.parametrize(("build", "said"), [(clipped_table, "max_norm"), (clipped_rows, "changes table.weight")])
+def test_a_node_sends_nothing_of_a_model_whose_forward_changes_the_rows_that_its_examples_name(
+    build: Callable[..., nn.Module], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, size = f"{__name__}:{build.__name__}", 40 * 4 + 16 * 3 + 3
+    shutil.copytree(Path("examples/own"), tmp_path / "own")
+    toml = tmp_path / "own" / "data.toml"
+    toml.write_text(toml.read_text().replace("examples.own.model:build", name))
+    run = config(*EXAMPLE, "data.name=folder", "data.num_clients=2", f"model.name={name}", "privacy.delta=1e-5")
+    ledger = DurableLedger.create(tmp_path / "ledger.db").path
+    reply = send(asked(run, size=size), node={"data": str(tmp_path / "own"), "ledger": str(ledger)})
+    assert reply.has_error()
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(("owner", "counted"), [({}, 400), ({"public-num-examples": 800}, 800)])
+def test_a_real_node_goes_by_the_number_that_was_declared(owner: Node, counted: int, tmp_path: Path) -> None:
+    run = run_of(*EXAMPLE, "data.public_num_examples=400")
+    DurableLedger.create(tmp_path / "ledger.db")
+    reply = send(asked(run), node=NODE | owner | {"ledger": str(tmp_path / "ledger.db")})
+    event = poisson_round_event(4 / counted, noise_multiplier=1.5)
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((event, counted // 4),)
+    assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example > 0
+
+
+def test_what_a_node_spent_is_in_its_ledger_and_in_its_reply(tmp_path: Path) -> None:
+    DurableLedger.create(tmp_path / "ledger.db")
+    reply = send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(tmp_path / "ledger.db")})
+    spent = DurableLedger(tmp_path / "ledger.db").spent("example").epsilon(1e-3)
+    assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example == spent > 0
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
+@pytest.mark.parametrize("order", [1, -1], ids=["example first", "local first"])
+def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(kind: str, order: int, tmp_path: Path) -> None:
+    ledger, full = ledger_at(tmp_path / "ledger.db"), (*OFF, "training.batch_size=1000")
+    owner = NODE | {"ledger": str(ledger.path), "max-epsilon": 1.0, "max-delta": 1e-3}
+    example = run_of(*full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2")  # 0.77
+    noise = 3.1 if kind == "gaussian" else 1.02  # 0.80, 0.98
+    first, second = (example, run_of(*full, f"privacy.local.kind={kind}", f"privacy.local.noise_multiplier={noise}"))[
+        ::order
+    ]
+    assert not send(asked(first), node=owner).has_error()
+    reason = refused(send(asked(second), node=owner))
+    assert "the budget of max-epsilon, for all guarantees together, is spent: this round would reach" in reason
+    assert len(ledger.releases()) == 1

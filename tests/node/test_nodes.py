@@ -1,0 +1,193 @@
+"""A real node is who its owner says; a virtual client is who the request says."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.flower.simulated_clients import leave_ticket
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.node.account import Refused
+from discreet.node.nodes import client_of, node_client, share_of, virtual_client
+from discreet.protocol.messages import TrainRequest, VirtualClient, Work
+from discreet.settings.run_config import RunConfig
+from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
+
+DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
+NODE = {"partition-id": 1, "num-partitions": 4}
+
+
+def run_of(*words: str) -> RunConfig:
+    return config(*words, *DIGITS)
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
+
+
+def named(run: RunConfig, client: int, folder: Path, number: int = 1) -> TrainRequest:
+    """A request for a virtual client that keeps its ledger in a folder."""
+    return replace(request(run, number), virtual=VirtualClient(client, str(folder), seed=run.seed))
+
+
+def test_a_node_holds_the_share_that_its_owner_named_whatever_client_the_request_names() -> None:
+    run = run_of(*OFF)
+    asked = named(run, 3, Path("somewhere"))
+    assert same(node_client(asked, NODE).examples.inputs, share_of(run.data, 1).inputs)
+
+
+def test_a_node_draws_secure_noise_whatever_seed_the_request_names() -> None:
+    run = run_of(*OFF, "seed=51407")
+    assert node_client(named(run, 1, Path()), NODE).source.is_secure
+    assert not virtual_client(named(run, 1, Path())).source.is_secure
+
+
+def test_a_node_keeps_its_account_where_its_owner_said(tmp_path: Path) -> None:
+    run, path = run_of(*EXAMPLE), tmp_path / "mine" / "ledger.db"
+    ledger_at(path)
+    client = node_client(named(run, 0, tmp_path / "theirs"), NODE | {"ledger": str(path)})
+    assert client.accounts is not None
+    assert client.accounts.ledger.path == path
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("ticket", ["", "0" * 64, "another simulation's", "that of an owner's node"])
+def test_outside_a_simulation_a_request_for_a_virtual_client_is_refused(ticket: str, tmp_path: Path) -> None:
+    # What Flower's simulation configures, a plain SuperNode may have too: the ticket tells them apart.
+    left, other = leave_ticket(tmp_path), leave_ticket(make_folder(tmp_path / "other"))
+    node = NODE | ({"ledger": "ledger.db"} if ticket == "that of an owner's node" else {})
+    shown = {"another simulation's": other, "that of an owner's node": left}.get(ticket, ticket)
+    for folder in (tmp_path, tmp_path / "nothing there"):
+        asked = replace(request(run_of(*OFF)), virtual=VirtualClient(3, str(folder), shown))
+        with pytest.raises(Refused, match="names a virtual client, and this node is no simulation's"):
+            client_of(asked, node)
+
+
+NORMALISED = ("data.normalise=public", "normaliser.means=[0.25]", "normaliser.deviations=[0.5]")
+
+
+@pytest.mark.parametrize("virtual", [False, True], ids=["node", "virtual"])
+def test_a_client_trains_and_rates_on_inputs_that_are_normalised_as_the_server_says(virtual: bool) -> None:
+    run = run_of(*NORMALISED, "evaluation.kind=private", "privacy.delta=0.01")
+    client = virtual_client(named(run, 1, Path())) if virtual else node_client(request(run), NODE)
+    raw, held = client.examples.inputs * 0.5 + 0.25, client.held_out
+    assert held is not None
+    rows = torch.cat([raw, held.inputs * 0.5 + 0.25])
+    expected = share_of(run.data, 1).inputs
+    assert torch.allclose(rows.flatten(1).sort(dim=0).values, expected.flatten(1).sort(dim=0).values, atol=1e-6)
+
+
+ASKED = ("data.normalise=private", "statistics.low=0", "statistics.high=1", "privacy.delta=0.01")
+
+
+def asks(run: RunConfig, query: str) -> TrainRequest:
+    return replace(request(run), work=Work(trains=False, query=query))
+
+
+def test_a_node_says_what_its_data_are_like_without_a_model() -> None:
+    asked = asks(run_of(*ASKED), "normalise")
+    answer = client_of(asked, NODE).answer(asked, torch.zeros(0)).answer
+    assert answer is not None
+    inputs = share_of(run_of().data, 1).inputs.double() * 2 - 1
+    moments = torch.stack([inputs.mean(), (2 * inputs.square() - 1).mean()]) / 2**0.5
+    assert torch.allclose(answer, moments.float(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "query"),
+    [
+        (("data.normalise=public",), "normalise"),
+        ((*ASKED, "normaliser.means=[0]", "normaliser.deviations=[1]"), "normalise"),
+        (ASKED, "statistics"),
+    ],
+    ids=["public", "once more", "another question"],
+)
+def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(words: tuple[str, ...], query: str) -> None:
+    asked = asks(run_of(*words, "privacy.delta=0.01"), query)
+    with pytest.raises(Refused, match=f"does not ask for {query} of clients' data"):
+        client_of(asked, NODE).answer(asked, torch.zeros(0))
+
+
+def test_a_policy_counts_what_is_asked_of_the_data() -> None:
+    owner = NODE | {"min-noise-multiplier": 1.0}
+    noise = "privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null"
+    strong, weak = (asks(run_of(*ASKED, *noise, f"statistics.noise_multiplier={z}"), "normalise") for z in (1, 0.5))
+    assert client_of(strong, owner).answer(strong, torch.zeros(0)).answer is not None
+    with pytest.raises(Refused, match=r"requires a noise multiplier of 1; the user-level one is 0\.5"):
+        client_of(weak, owner).answer(weak, torch.zeros(0))
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "local"])
+def test_a_node_without_a_ledger_refuses_where_it_has_to_account(words: tuple[str, ...]) -> None:
+    run = run_of(*words)
+    with pytest.raises(Refused, match="this node has no ledger: start it with"):
+        node_client(request(run), NODE)
+    assert node_client(request(run_of(*OFF)), NODE).accounts is None
+
+
+@pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
+def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="this node has no data"):
+        node_client(request(run_of(*OFF)), node)
+
+
+def test_a_node_of_another_federation_refuses() -> None:
+    with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
+        node_client(request(run_of(*OFF)), {"partition-id": 1, "num-partitions": 5})
+
+
+def test_a_budget_is_no_more_than_it_says_whatever_delta_the_server_names(tmp_path: Path) -> None:
+    # Without a delta of the owner's, a server had 34 rounds of multiplier 1 at delta 0.98 for 4: they cost 41 at 1e-5.
+    path = ledger_at(tmp_path / "ledger.db").path
+    owner = NODE | {"ledger": str(path), "max-epsilon": 4.0, "max-delta": 1e-5}
+    answered = []
+    for delta in ("0.2", "1e-5", "1e-9"):
+        run = run_of(*LOCAL, "rounds=40", f"privacy.delta={delta}")
+        for number in range(1, 6):
+            with suppress(Refused):
+                node_client(request(run, number), owner).answer(request(run, number), torch.zeros(650))
+                answered.append((delta, number))
+    # Noise multiplier 2: 3.71 after three releases at delta 1e-5, and 4.38 after four.
+    assert answered == [("1e-5", 1), ("1e-5", 2), ("1e-5", 3)]
+
+
+def test_a_policy_that_can_not_be_read_is_a_refusal() -> None:
+    with pytest.raises(Refused, match="the policy of this client can't be read: max-delta must be a number"):
+        node_client(request(run_of(*OFF)), NODE | {"max-delta": "small"})
+
+
+def test_virtual_clients_share_one_ledger_with_an_account_each(tmp_path: Path) -> None:
+    run = run_of(*EXAMPLE)
+    ledger_at(tmp_path / CLIENTS_LEDGER)
+    for number in (0, 2):
+        asked = named(run, number, tmp_path)
+        virtual_client(asked).answer(asked, torch.zeros(650))
+    assert DurableLedger(tmp_path / CLIENTS_LEDGER).data_owners("example") == ["0", "2"]
+
+
+def test_with_a_seed_a_virtual_client_draws_by_round_and_client_alone(tmp_path: Path) -> None:
+    run = run_of(*EXAMPLE, "seed=51407")
+    ledger_at(tmp_path / CLIENTS_LEDGER)
+
+    def words(client: int, number: int) -> tuple[int, ...]:
+        drawn = virtual_client(named(run, client, tmp_path, number)).source.words(2)
+        return tuple(np.asarray(drawn).tolist())
+
+    assert words(1, 1) == words(1, 1)
+    assert len({words(client, number) for client in (0, 1) for number in (1, 2)}) == 4
+
+
+def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: Path) -> None:
+    assert leave_ticket(tmp_path) != leave_ticket(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o077 == 0

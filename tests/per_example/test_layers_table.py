@@ -1,0 +1,40 @@
+"""The guide's table of layers is what trying each of them gives, and it names every class of torch.nn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from discreet.per_example.per_example import RULES
+from tests.per_example.layers_cases import BASES, GROUPS, LOSSES
+from tests.per_example.layers_table import MARK, PAGE, losses, section, tried
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_table_is_what_trying_the_layers_gives(group: str) -> None:
+    assert section(group) in PAGE.read_text().split(MARK)[1]
+
+
+def test_the_table_says_which_losses_have_one_value_an_example() -> None:
+    assert PAGE.read_text().endswith(losses())
+
+
+def test_the_table_names_every_class_of_torch_nn() -> None:
+    kinds = {name for name, kind in vars(nn).items() if isinstance(kind, type) and issubclass(kind, nn.Module)}
+    tried_ones = {type(case.layer()).__name__ for cases in GROUPS.values() for case in cases}
+    assert kinds == tried_ones | {type(loss).__name__ for loss in LOSSES} | {*BASES, "DataParallel"}
+
+
+class Mixing(nn.Module):
+    """Subtracts the batch's mean, which a loop over single examples does not."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs - inputs.mean(0)
+
+
+def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, Mixing, lambda tape, layer, inputs: layer(inputs))
+    model, inputs = nn.Sequential(nn.Linear(4, 4), Mixing(), nn.Linear(4, 3)), torch.randn(5, 4)
+    with pytest.raises(AssertionError):
+        tried(model, inputs, torch.tensor([0, 1, 2, 0, 1]))

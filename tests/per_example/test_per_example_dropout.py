@@ -1,0 +1,173 @@
+"""Layers that draw random numbers draw them for each example by itself, and an example never changes another's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum, layers_with_rules
+from tests.per_example.test_per_example_oracle import clipped_sum
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 9), nn.ReLU(), nn.AlphaDropout(0.2), nn.Linear(9, 3))
+
+
+def convolution() -> nn.Module:
+    first = [nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 6, 2), nn.Dropout2d(0.4), nn.FeatureAlphaDropout(0.2)]
+    second = [nn.Unflatten(1, (2, 3)), nn.Dropout3d(0.2), nn.Flatten(2), nn.Dropout1d(0.2), nn.Flatten()]
+    return nn.Sequential(*first, *second, nn.Linear(6, 3))
+
+
+def transformer(norm_first: bool = False) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.3, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return nn.Sequential(nn.Unflatten(1, (2, 4)), encoder, nn.Flatten(), nn.Linear(8, 3))
+
+
+def transformer_first() -> nn.Module:
+    return transformer(norm_first=True)
+
+
+class Functional(nn.Module):
+    """Dropout that no module announces: served by torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layer(nn.functional.dropout(inputs, 0.5, self.training))
+        return logits
+
+
+class Looped(Functional):
+    """The same with control flow that torch.func can't follow."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        often = 2 if self.training and inputs.sum() > 0 else 1  # numbers are drawn as the values ask for them
+        for _ in range(often):
+            kept = nn.functional.dropout(inputs, 0.5, self.training)
+        logits: Tensor = self.layer(kept)
+        return logits
+
+
+SEQUENCES = [perceptron, convolution]
+TRANSFORMERS = [transformer, transformer_first]
+RULED = [*SEQUENCES, *TRANSFORMERS]
+Build = Callable[[], nn.Module]
+
+
+def seeded(build: Build, count: int = 7) -> tuple[nn.Module, Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(2081)
+    with torch.random.fork_rng():
+        torch.manual_seed(4127)
+        return build(), torch.randn(count, 8, generator=draws), torch.randint(0, 3, (count,), generator=draws)
+
+
+def masked_gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """(n, num_params): plain autograd of each loss by itself, with the masks that one pass over the batch draws."""
+    losses, parameters = cross_entropy(model(inputs), targets), list(model.parameters())
+    rows = [torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True) for loss in losses]
+    return torch.stack([torch.cat([value.flatten() for value in row]) for row in rows])
+
+
+def assert_a_loop_agrees(build: Build, order: int, restart: Callable[[], object]) -> None:
+    """`restart` makes the same masks come again."""
+    model, inputs, targets = seeded(build)
+    assert layers_with_rules(model) is not None
+    clipped = l1_clipped_gradient_sum if order == 1 else clipped_gradient_sum
+    with torch.random.fork_rng():
+        restart()
+        gradients = masked_gradients(model, inputs, targets)
+        restart()
+        total, norms = clipped(model, inputs, targets=targets, clip_norm=0.8)
+    wanted, wanted_norms = clipped_sum(gradients, 0.8, order=order)
+    torch.testing.assert_close(norms.double(), wanted_norms, rtol=2e-4, atol=1e-6)
+    assert float((total.double() - wanted).norm()) <= 2e-4 * 0.8 * len(inputs)
+
+
+@pytest.mark.parametrize("build", SEQUENCES)
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_sum_is_that_of_a_loop_with_the_masks_of_a_plain_pass(build: Build, order: int) -> None:
+    assert_a_loop_agrees(build, order, lambda: torch.manual_seed(77))
+
+
+@pytest.mark.parametrize("build", TRANSFORMERS)
+@pytest.mark.parametrize("order", [1, 2])
+def test_attention_drops_what_a_plain_pass_drops(build: Build, order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch draws masks in the order of memory, which differs: here they are drawn in the order of dimensions.
+    draws = torch.Generator()
+
+    def dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return values * (torch.rand(values.shape, generator=draws) >= p) / (1 - p) if training else values
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: None = None, dropout_p: float = 0.0, *_: bool
+    ) -> Tensor:
+        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+        return dropout(scores.softmax(-1), dropout_p) @ value
+
+    monkeypatch.setattr(nn.functional, "dropout", dropout)
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", attention)
+    assert_a_loop_agrees(build, order, lambda: draws.manual_seed(31))
+
+
+def test_numbers_that_are_drawn_as_the_values_ask_for_them_shift_no_others() -> None:
+    """RReLU draws one for each value below zero: the others' masks would depend on an example."""
+    model = nn.Sequential(nn.Linear(8, 3), nn.RReLU())
+    _, inputs, targets = seeded(perceptron)
+    with pytest.raises(ValueError, match="use LeakyReLU or PReLU"):
+        clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
+    clipped_gradient_sum(model.eval(), inputs, targets=targets, clip_norm=1.0)
+
+
+@pytest.mark.parametrize("build", [*RULED, Functional, Looped])
+def test_an_example_that_is_lost_leaves_the_masks_of_the_others(build: Build) -> None:
+    model, inputs, targets = seeded(build)
+    poisoned = inputs.clone()
+    poisoned[2] = math.nan
+    found = []
+    with torch.random.fork_rng():
+        for batch in (inputs, poisoned):
+            torch.manual_seed(77)
+            found.append(clipped_gradient_sum(model, batch, targets=targets, clip_norm=0.05))
+    (total, norms), (without, others) = found
+    assert others[2] == math.inf
+    kept = [0, 1, 3, 4, 5, 6]
+    torch.testing.assert_close(others[kept], norms[kept])
+    assert norms[2] > 0.05  # so that its part of the sum has the norm of the clip
+    assert float((total - without).norm()) == pytest.approx(0.05, rel=1e-4)
+
+
+def dropping(layer: nn.Module) -> Build:
+    return lambda: nn.Sequential(nn.Unflatten(1, (8, 1)), layer, nn.Flatten(), nn.Linear(8, 3))
+
+
+DROPPING = [dropping(each) for each in (nn.Dropout(), nn.AlphaDropout(), nn.Dropout1d(), nn.FeatureAlphaDropout())]
+
+
+@pytest.mark.parametrize("build", [*DROPPING, Functional, Looped])
+def test_each_example_has_a_mask_of_its_own(build: Build) -> None:
+    model, _, _ = seeded(build)
+    inputs, targets = torch.ones(400, 8), torch.zeros(400, dtype=torch.long)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        _, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
+    # 256 masks: among 400 there are about 202 different ones, less than 150 only in one draw of 1e20.
+    assert len(norms.unique()) > (150 if build in (Functional, Looped) else 50)
+
+
+@pytest.mark.parametrize("build", [*RULED, Functional, Looped])
+def test_evaluation_draws_nothing(build: Build) -> None:
+    model, inputs, targets = seeded(build)
+    state = torch.get_rng_state()
+    first, _ = clipped_gradient_sum(model.eval(), inputs, targets=targets, clip_norm=1.0)
+    second, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, second)

@@ -1,0 +1,340 @@
+"""Models whose forward is their own code: served by rules if each example goes through alone, else by torch.func."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from discreet.per_example.objective import cross_entropy, objective_of
+from discreet.per_example.per_example import _way, clipped_gradient_sum
+from tests.per_example.test_per_example_choice import seeded
+from tests.per_example.test_per_example_oracle import assert_matches
+
+
+class Block(nn.Module):
+    """A residual block as torchvision writes it, with GroupNorm."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.GroupNorm(2, outer), nn.GroupNorm(2, outer)
+        self.relu, self.conv2 = nn.ReLU(inplace=True), nn.Conv2d(outer, outer, 3, padding=1, bias=False)
+        self.downsample = None if stride == 1 else nn.Sequential(nn.Conv2d(inner, outer, 1, stride), nn.GroupNorm(2, 4))
+
+    def forward(self, images: Tensor) -> Tensor:
+        identity = images if self.downsample is None else self.downsample(images)
+        out = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(images)))))
+        out += identity
+        rectified: Tensor = self.relu(out)
+        return rectified
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Conv2d(3, 4, 3), nn.Sequential(Block(4, 4, 1), Block(4, 4, 2))
+        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.pool(self.layers(functional.relu(self.stem(images))))
+        logits: Tensor = self.head(torch.flatten(features, 1))
+        return logits
+
+
+class Encoder(nn.Module):
+    """Self-attention by hand, fixed places added, a mean over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.queries, self.out = nn.Embedding(7, 6), nn.Linear(6, 18), nn.Linear(6, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+        self.register_buffer("places", torch.linspace(0, 1, 60).view(1, 10, 6))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        inner = self.embedding(tokens) + self.places[:, : tokens.size(1)]  # type: ignore[index]
+        count, steps, width = inner.shape
+        query, key, value = self.queries(inner).view(count, steps, 2, 9).permute(0, 2, 1, 3).chunk(3, dim=-1)
+        scores = (query @ key.transpose(-2, -1)) * width**-0.5
+        mixed = torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), value)
+        inner = self.norm(inner + self.out(mixed.transpose(1, 2).reshape(count, steps, -1)))
+        logits: Tensor = self.head(inner.mean(dim=1))
+        return logits
+
+
+class Patches(nn.Module):
+    """A vision transformer's parameters that no layer reads: a class token, places, a scale for each feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 20, 6))
+        self.scale, self.shift = nn.Parameter(torch.randn(6)), nn.Parameter(torch.tensor(0.3))
+        self.patches, self.head = nn.Conv2d(3, 6, 2, 2), nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = self.patches(images).flatten(2).transpose(1, 2)
+        inner = torch.cat([self.token.expand(images.shape[0], -1, -1), inner], dim=1)
+        inner = inner + self.places[:, : inner.shape[1]]
+        inner = inner + self.scale * torch.tanh(inner) - self.shift
+        logits: Tensor = self.head(inner[:, 0] + inner.mean(1) * self.scale)
+        return logits
+
+
+def images(count: int = 5) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(6229))
+
+
+def tokens(count: int = 5) -> Tensor:
+    return torch.randint(0, 7, (count, 4), generator=torch.Generator().manual_seed(1301))
+
+
+TARGETS = torch.tensor([0, 1, 2, 2, 1])
+
+
+@pytest.fixture
+def fallen_back(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
+    """True if torch.func or a loop was used, as the log says."""
+    caplog.set_level(logging.INFO, logger="discreet")
+    return lambda: any("no rule knows" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize(("build", "inputs"), [(ResNet, images), (Encoder, tokens), (Patches, images)])
+def test_a_forward_of_layers_and_operations_is_served_by_rules(
+    build: Callable[[], nn.Module], inputs: Callable[[], Tensor], order: int, fallen_back: Callable[[], bool]
+) -> None:
+    model = seeded(build)
+    for count in (5, 2, 1):
+        assert_matches(model, inputs()[:count], TARGETS[:count], clip=0.4, order=order)
+    assert not fallen_back()
+
+
+class Forward(nn.Module):
+    """Two layers with something between them."""
+
+    def __init__(self, between: Callable[[Forward, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.scale, self.between, self.seen = nn.Parameter(torch.ones(4)), between, 0
+        self.wide, self.alias = nn.Parameter(torch.ones(3, 4)), self.first.weight
+        self.register_buffer("table", torch.arange(12.0).view(3, 4) / 12)
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        logits: Tensor = self.second(self.between(self, self.first(rows)))
+        return logits
+
+
+def rows(count: int = 5) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(90))
+
+
+MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "a mean over examples": lambda model, x: x - x.mean(0),
+    "a softmax over examples": lambda model, x: x.softmax(0),
+    "another example": lambda model, x: x + x.flip(0),
+    "the first example": lambda model, x: x + x[:1],
+    "a cumulative sum": lambda model, x: x.cumsum(0),
+    "a product over examples": lambda model, x: (x @ x.t()).softmax(1) @ x,
+    "an einsum over examples": lambda model, x: torch.einsum("bi,ci->bi", x, x),
+    "examples turned into features": lambda model, x: x.reshape(-1, 3).softmax(1).reshape(-1, 4),
+    "a broadcast that pairs examples": lambda model, x: (x.unsqueeze(1) - x.unsqueeze(1).transpose(0, 1)).sum(1),
+    "a number for each example, along features": lambda model, x: x * x.sum(1),
+    "a padded batch": lambda model, x: functional.pad(x, (0, 0, 1, -1)),
+    "a gradient of everything": lambda model, x: x * torch.autograd.grad(x.sum(), x, create_graph=True)[0],
+    "the number of examples": lambda model, x: x / x.size(0),
+    "the number of examples in arithmetic": lambda model, x: x * (x.size(0) + 1),
+    "as many copies as examples": lambda model, x: x.unsqueeze(1).expand(-1, x.size(0), -1).sum(1),
+    "a branch on the number of examples": lambda model, x: x.relu() if x.size(0) > 2 else x,
+    "a branch on data": lambda model, x: x.relu() if bool(x.sum() > 0) else x,
+    "a table by the place in the batch": lambda model, x: x + model.table[: len(x)],  # type: ignore[index]
+    "a parameter of as many rows as examples": lambda model, x: x + model.wide,
+    "a table of as many rows as examples": lambda model, x: x + model.table,  # type: ignore[operator]
+}
+
+
+class ByTorchFunc(Exception):
+    """Raised in place of what builds every gradient."""
+
+
+@pytest.fixture
+def built_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*batch: object) -> None:
+        raise ByTorchFunc
+
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", raises)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("count", [2, 3, 4])  # four features, and a table of three rows: sizes that agree by chance
+@pytest.mark.parametrize("name", MIXING)
+def test_no_rule_serves_what_may_mix_examples(name: str, count: int) -> None:
+    model = seeded(lambda: Forward(MIXING[name]))
+    for _ in range(2):
+        with pytest.raises(ByTorchFunc):
+            clipped_gradient_sum(model, rows()[:count], targets=TARGETS[:count], clip_norm=0.2)
+
+
+# Alone an example gives rows of another number, or none.
+BATCHES_ONLY = {"examples turned into features", "a padded batch"} | {
+    "a table of as many rows as examples",
+    "a parameter of as many rows as examples",
+}
+
+
+@pytest.mark.parametrize("name", sorted(MIXING.keys() - BATCHES_ONLY))
+def test_what_may_mix_examples_counts_as_if_each_came_alone(name: str) -> None:
+    assert_matches(seeded(lambda: Forward(MIXING[name])), rows(), TARGETS, clip=0.2)
+
+
+def _frozen_for_a_while(model: Forward, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        held = x * 2
+    return x + held
+
+
+def _overwrites(model: Forward, x: Tensor) -> Tensor:
+    product: Tensor = model.second(torch.cat([x, x], 1)[:, :4])
+    return x.mul_(2) + product.sum(1, keepdim=True)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: object, grads: Tensor) -> Tensor:
+        return 3 * grads
+
+
+UNKNOWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "a weight that a layer reads too": lambda model, x: (x.unsqueeze(1) * model.alias).sum(1),
+    "a weight that a function reads": lambda model, x: functional.linear(x, model.first.weight),
+    "chance": lambda model, x: x * torch.rand(()),
+    "gradients switched off": _frozen_for_a_while,
+    "a function with its own derivative": lambda model, x: Doubled.apply(x),  # type: ignore[no-untyped-call]
+    "a layer whose inputs are overwritten": _overwrites,
+    "an operation that is not listed": lambda model, x: x.sort(1).values,
+    "a shape for one number of examples": lambda model, x: x.view(5, 4),
+}
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_no_rule_serves_what_is_not_known(name: str) -> None:
+    model = seeded(lambda: Forward(UNKNOWN[name]))
+    with pytest.raises(ByTorchFunc):
+        clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("place", ["", "first", "layers.0"])
+def test_no_rule_serves_a_model_with_hooks(place: str) -> None:
+    model = seeded(ResNet) if place.startswith("layers") else seeded(lambda: Forward(lambda model, x: x.relu()))
+    model.get_submodule(place).register_forward_hook(lambda module, given, outputs: outputs - outputs.mean(0))
+    inputs = images() if place.startswith("layers") else rows()
+    with pytest.raises(ByTorchFunc):
+        clipped_gradient_sum(model, inputs, targets=TARGETS, clip_norm=0.2)
+
+
+def _linear() -> nn.Module:
+    return seeded(lambda: nn.Linear(4, 3))
+
+
+CHANGES: dict[str, Callable[[Forward], object]] = {
+    "mode": lambda model: model.eval(),
+    "attribute": lambda model: setattr(model, "seen", 4),
+    "function": lambda model: setattr(model, "between", lambda model, x: x.tanh()),
+    "layer": lambda model: setattr(
+        model, "second", nn.Sequential(_linear(), nn.Tanh(), seeded(lambda: nn.Linear(3, 3)))
+    ),
+    "weight": lambda model: setattr(model.first, "weight", model.alias),
+    "frozen": lambda model: model.first.requires_grad_(False),
+    "hook": lambda model: model.first.register_forward_hook(lambda module, given, outputs: 5 * outputs),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_changes_is_traced_anew(change: str) -> None:
+    model = seeded(lambda: Forward(lambda model, x: x * (2 if model.training else 3) + model.seen))
+    model.alias = nn.Parameter(model.alias.detach().clone())
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+    CHANGES[change](model)
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+def test_frozen_parameters_may_be_used_as_numbers_and_twice() -> None:
+    model = seeded(lambda: Forward(lambda model, x: model.first(x.relu()) * model.scale))
+    model.first.requires_grad_(False)
+    model.scale.requires_grad_(False)
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+def _random_operations(draws: random.Random) -> Callable[[Forward, Tensor], Tensor]:
+    """A few operations with dimensions drawn at random, many of which mix examples or fit no tensor at all."""
+    dims = [draws.choice([-3, -2, -1, 0, 1, 2, 3]) for _ in range(12)]
+    names = [draws.choice(sorted(RANDOM_OPERATIONS)) for _ in range(draws.randint(1, 4))]
+
+    def between(model: Forward, x: Tensor) -> Tensor:
+        inner = [x]
+        for place, name in enumerate(names):
+            inner.append(RANDOM_OPERATIONS[name](inner[-1], inner[dims[place] % len(inner)], *dims[2 * place :][:2]))
+        return x + inner[-1].reshape(inner[-1].shape[0], -1).tanh().mean(1, keepdim=True)
+
+    return between
+
+
+RANDOM_OPERATIONS: dict[str, Callable[[Tensor, Tensor, int, int], Tensor]] = {
+    "softmax": lambda x, y, d, e: x.softmax(d),
+    "mean": lambda x, y, d, e: x.mean(d),
+    "centred": lambda x, y, d, e: x - x.mean(d, keepdim=True),
+    "sum": lambda x, y, d, e: x.sum((d, e), keepdim=True),
+    "cumulative": lambda x, y, d, e: x.cumsum(d),
+    "flipped": lambda x, y, d, e: x.flip(d) * x,
+    "rolled": lambda x, y, d, e: x.roll(1, d) * x,
+    "turned": lambda x, y, d, e: x.transpose(d, e),
+    "wider": lambda x, y, d, e: x.unsqueeze(d),
+    "narrower": lambda x, y, d, e: x.squeeze(d),
+    "squeezed": lambda x, y, d, e: x.squeeze(),
+    "joined": lambda x, y, d, e: torch.cat([x, y], d),
+    "stacked": lambda x, y, d, e: torch.stack([x, y], d),
+    "picked": lambda x, y, d, e: x.select(d, e),
+    "item": lambda x, y, d, e: x[:, d],
+    "row": lambda x, y, d, e: x[d],
+    "last": lambda x, y, d, e: x[..., d],
+    "part": lambda x, y, d, e: x.chunk(2, d)[e % 2],
+    "flat": lambda x, y, d, e: x.flatten(d),
+    "shaped": lambda x, y, d, e: x.reshape(x.size(d), -1),
+    "squared": lambda x, y, d, e: x.reshape(-1, 4),
+    "fours": lambda x, y, d, e: x.reshape(-1, 2, 2).softmax(d),
+    "added": lambda x, y, d, e: x + y,
+    "multiplied": lambda x, y, d, e: x * y.sigmoid(),
+    "product": lambda x, y, d, e: x @ y.transpose(d, e),
+    "scaled": lambda x, y, d, e: x / x.size(d),
+    "spread": lambda x, y, d, e: x.unsqueeze(d).expand(-1, x.size(e), -1),
+    "padded": lambda x, y, d, e: functional.pad(x, (0, 0, d, -d)),
+    "largest": lambda x, y, d, e: x.max(d).values,
+    "normal": lambda x, y, d, e: functional.normalize(x, dim=d),
+    "pooled": lambda x, y, d, e: functional.avg_pool1d(x, 2),
+}
+
+
+def test_whatever_a_graph_serves_is_right_for_each_example(fallen_back: Callable[[], bool]) -> None:
+    draws, served = random.Random(40927), 0
+    for _ in range(90):
+        model = seeded(lambda: Forward(_random_operations(draws)))
+        count = draws.choice([2, 4, 4, 5])
+        objective = objective_of(model, cross_entropy)
+        with torch.no_grad():
+            way = _way(objective, rows()[:count], TARGETS[:count])
+        if way is not None:
+            served += 1
+            assert_matches(model, rows()[:count], TARGETS[:count], clip=0.2)
+    assert served > 6
+    assert not fallen_back()

@@ -1,0 +1,105 @@
+"""Clipping at every scale of a float: nothing is hidden below the smallest square or behind the largest."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
+from discreet.per_example.terms import Outer, Slot
+from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
+from discreet.simulation.chunk import SecureDraws
+from discreet.simulation.client_examples import BatchNumbers, read
+from discreet.training.local_training import LocalSettings
+from tests.per_example.layers_cases import DATA_OWNERS, SEQUENCES, WEIGHTS, Case, encoder
+from tests.per_example.layers_table import inputs_of, model_of
+from tests.simulation.chunks import Clients
+from tests.simulation.test_chunk import MODELS, secure
+
+SCALES = (1e-40, 1e-32, 1e-27, 1e-22, 1e-9, 1.0, 1e25, 1e38)
+NOTHING = 1e-18  # to the least clip norm
+SUMS = {2: clipped_gradient_sum, 1: l1_clipped_gradient_sum}
+# Many positions, so that their norms come from Gram matrices.
+LONG = [Case(lambda: nn.Linear(40, 30), (3, 40)), Case(lambda: encoder(batch_first=True, dropout=0.0), (2, 6))]
+CASES = [*WEIGHTS, *SEQUENCES, *DATA_OWNERS, *LONG]
+
+
+class ScaledLoss:
+    """One object for all scales: what a loss does to examples is looked at once."""
+
+    by = 1.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.by * cross_entropy(outputs, targets)
+
+
+def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, float]]:
+    """For one example, and its loss at all scales: the norm that is reported, the clip norm (for small gradients one
+    that leaves them alone), and the norm of the clipped sum in float64."""
+    torch.manual_seed(1009)
+    model, one, loss = model_of(case), inputs_of(case)[:1], ScaledLoss()
+    one, targets, found = one if case.ids else one * inputs, torch.tensor([1]), []
+    for loss.by in SCALES:
+        clip = LARGEST_NUMBER if loss.by < 1 else LEAST_NUMBER
+        how = {"clip_norm": clip, "loss": loss}
+        total, norms = SUMS[order](model, one, targets=targets, **how)  # type: ignore[operator]
+        found.append((float(norms[0]), clip, float(torch.linalg.vector_norm(total.double(), order))))
+    return found
+
+
+@pytest.mark.parametrize(("order", "inputs"), [(2, 1.0), (2, 1e15), (1, 1e15)])
+def test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported(
+    order: int, inputs: float
+) -> None:
+    for case in CASES:
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch on padding
+            try:
+                found = sums_of(case, order, inputs)
+            except ValueError:  # a layer that is refused
+                continue
+        for norm, clip, added in found:
+            assert added <= min(clip, norm + NOTHING) * (1 + 1e-5), case
+            assert added == 0 or math.isfinite(norm)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_one_example_of_a_simulated_client_adds_is_at_most_the_clip_norm(model: str) -> None:
+    clients = Clients(model, MODELS[model], (1,))
+    chunk = clients.chunk([LocalSettings(1, 1, 0.1, 0.0)], SecureDraws(secure()))
+    params = chunk.model.layout.copies(clients.start, 1)
+    batch = read(chunk.data, BatchNumbers(chunk.table.numbers, chunk.table.sizes), mean=False)
+    for scale in SCALES:
+        for clip in (1e-27, LEAST_NUMBER, 1.0, LARGEST_NUMBER):
+            total = chunk.model.clipped_sums(params, replace(batch, weights=batch.weights * scale), clip)
+            assert float(total.double().norm()) <= clip * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("clip", [1e-10, 1e-36, 1e10, 0.0, math.nan, math.inf])
+def test_a_clip_norm_that_float32_does_not_bear_is_refused(clip: float) -> None:
+    for clipped in SUMS.values():
+        with pytest.raises(ValueError, match=r"clip_norm must be within \[1e-09, 1e\+09\], not"):
+            clipped(nn.Linear(2, 2), torch.ones(1, 2), targets=torch.tensor([0]), clip_norm=clip)  # type: ignore[operator]
+
+
+def test_a_gram_matrix_of_small_numbers_hides_no_gradient_whose_other_factor_is_huge() -> None:
+    draws = torch.Generator().manual_seed(15013)
+    inputs, grads = 1e-24 * torch.rand(1, 2, 40, generator=draws), 1e18 * torch.rand(1, 2, 30, generator=draws)
+    term = Outer(Slot(0, torch.Size([30, 40])), inputs, grads)
+    true = float(torch.bmm(grads.double().transpose(1, 2), inputs.double()).norm())
+    assert float(term.mass(2).sqrt()) >= true
+
+
+def test_in_l1_the_rounding_of_the_smallest_floats_is_not_multiplied_by_a_huge_input() -> None:
+    loss = lambda outputs, targets: 1e-30 * cross_entropy(outputs, targets)  # noqa: E731
+    inputs = torch.tensor([[3.1e38]])
+    model = nn.Linear(1, 2)
+    nn.init.zeros_(model.weight)
+    total, _ = l1_clipped_gradient_sum(model, inputs, targets=torch.tensor([0]), clip_norm=LEAST_NUMBER, loss=loss)
+    assert float(total.abs().sum()) <= LEAST_NUMBER

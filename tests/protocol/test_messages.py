@@ -1,0 +1,318 @@
+"""What travels to a client is what it needs; a reply is checked before anything is computed from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from discreet.flower.server_messages import decode_reply, encode_request, parameters_record
+from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.grid import grid_for
+from discreet.protocol.messages import (
+    VERSION,
+    MalformedMessage,
+    TrainReply,
+    TrainRequest,
+    VirtualClient,
+    decode_request,
+    encode_reply,
+    request_items,
+    request_of,
+)
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import DataConfig, NormaliserConfig
+from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
+from discreet.settings.run_config import OperationsConfig, RunConfig, client_settings
+from discreet.settings.training import TaskConfig
+from tests.node.clients import request_with
+
+GOOD: dict[str, float | int] = {
+    "round": 3,
+    "below": 1,
+    "epsilon_example": 0.5,
+    "epsilon_local": 0.0,
+    "epsilon_local_pure": 0.0,
+}
+
+
+def content(array: np.ndarray | None = None, **numbers: float | int) -> RecordDict:
+    values = np.array([1.0, -2.0], dtype=np.float32) if array is None else array
+    return RecordDict({"update": ArrayRecord({"update": Array(values)}), "reply": MetricRecord(dict(GOOD | numbers))})
+
+
+def decode(record: RecordDict) -> TrainReply:
+    return decode_reply(record, round_number=3, num_params=2)
+
+
+def test_a_reply_survives_the_wire() -> None:
+    reply = TrainReply(3, torch.tensor([1.0, -2.0]), below=True, epsilon_example=0.5, epsilon_local=0.25)
+    read = decode(encode_reply(reply))
+    assert torch.equal(read.update, reply.update)
+    assert (read.round, read.below, read.epsilon_example, read.epsilon_local) == (3, True, 0.5, 0.25)
+
+
+def test_nothing_but_update_bit_and_epsilons_leaves_a_client() -> None:
+    record = encode_reply(TrainReply(3, torch.zeros(2), below=False))
+    assert list(record.array_records) == ["update"]
+    assert set(record.metric_records["reply"]) == {
+        "round",
+        "below",
+        "epsilon_example",
+        "epsilon_local",
+        "epsilon_local_pure",
+    }
+    assert not record.config_records
+
+
+REQUEST = TrainRequest(2, math.inf, client_settings(RunConfig()))
+SCHEDULED = RunConfig(
+    rounds=2,
+    privacy=PrivacyConfig(
+        user=UserPrivacyConfig(enabled=False),
+        local=LocalPrivacyConfig("laplace", epsilon=2.0, schedule=[1, 2]),
+        example=ExamplePrivacyConfig(enabled=True, target_epsilon=3.0, max_epsilon=4.0),
+    ),
+)
+REQUESTS = {
+    "of the default run": REQUEST,
+    "with every client-side guarantee": TrainRequest(1, 0.3, client_settings(SCHEDULED)),
+    "with weights of classes": replace(REQUEST, run=replace(REQUEST.run, task=TaskConfig(class_weights=[1.0, 2.5]))),
+    "that normalises": replace(REQUEST, run=replace(REQUEST.run, normaliser=NormaliserConfig([1.5, -2.0], [3.0, 0.5]))),
+    "of a simulation": replace(REQUEST, virtual=VirtualClient(7, "somewhere", "t", seed=3, data_path="there")),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
+    read, params = decode_request(encode_request(request_, parameters_record(torch.arange(3.0))))
+    assert read == request_
+    assert params.tolist() == [0.0, 1.0, 2.0]
+
+
+# What a run asks, by group of its settings.
+ASKED = {
+    "": "rounds model delta accountant noise",
+    "data": "name num_clients partition alpha partition_seed normalise examples_per_client public_num_examples path",
+    "task": "huber_delta loss class_weights",
+    "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
+    "user": "enabled sampling probability population_size aggregation adaptive "
+    "noise_multiplier max_epsilon count_stddev",
+    "evaluation": "kind every cohort share metrics noise_multiplier",
+    "example": "enabled aggregation clip_norm noise_multiplier target_epsilon max_epsilon",
+    "local": "kind clip_norm schedule epsilon noise_multiplier max_epsilon",
+    "secure": "dropouts colluding threshold",
+    "statistics": "of noise_multiplier most_examples only low high",
+    "normaliser": "means deviations",
+}
+TRAVELS = {
+    *("round", "clip_norm", "work.trains", "work.query", "virtual", "frozen"),
+    *(".".join(filter(None, ("run", group, name))) for group, names in ASKED.items() for name in names.split()),
+}
+
+
+def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None:
+    secret = RunConfig(
+        output_dir="/srv/outputs",
+        seed=77531,
+        data=DataConfig("folder", path="/srv/data", num_clients=40, public_num_examples=50),
+        operations=OperationsConfig(metrics_host="metrics.example", metrics_port=9099),
+        privacy=PrivacyConfig(user=UserPrivacyConfig(noise_multiplier=1.0, max_epsilon=3.0)),
+    )
+    items = request_items(TrainRequest(1, 0.3, client_settings(secret)))
+    assert list(items) == ["version", "request"]
+    assert {*names_of(json.loads(str(items["request"])))} == TRAVELS
+    assert not [word for word in ("/srv", "metrics.example", "9099", "77531") if word in str(items)]
+
+
+def names_of(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        yield from names_of(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+
+
+def changed(change: dict[str, object]) -> RecordDict:
+    version = {"version": change["version"]} if "version" in change else {}
+    items = request_with(REQUEST, {name: value for name, value in change.items() if name != "version"}) | version
+    return RecordDict({"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))})  # type: ignore[arg-type]
+
+
+UNREADABLE = {
+    "train request has version 4, this client reads version 5": {"version": 4},
+    "train request has version gone, this client reads version 5": {"version": "gone"},
+    "unknown setting privacy.example.sampled_twice": {"run.example.sampled_twice": True},
+    "unknown setting sampled": {"sampled": True},
+    "task.loss must be one of": {"run.task.loss": "hinge"},
+    "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {"run.task.class_weights": [1.0, -1.0]},
+    "round must be at least 1": {"round": 0},
+    "clip_norm must be within [1e-09, 1e+09] (got -1": {"clip_norm": -1.0},
+    "clip_norm must be within [1e-09, 1e+09] (got nan": {"clip_norm": math.nan},
+    "clip_norm must be a number": {"clip_norm": "large"},
+    "privacy.delta must be given": {"run.delta": "gone"},
+    "privacy.delta must be a number": {"run.delta": True},
+    "privacy.delta must be within (0, 1)": {"run.delta": 0.0},
+    "privacy.delta must be below 1 / population_size": {"run.delta": 0.5},
+    "must hold every setting once": {"run.example.enabled": "gone"},
+    "sampling.kind must be one of": {"run.user.sampling": "chosen"},
+    "privacy.noise must be one of": {"run.noise": "none"},
+    # No comparison with a policy's least noise is true of NaN.
+    "privacy.user.noise_multiplier must be 0 or within [1e-09, 1e+09] (got nan": {
+        "run.user.noise_multiplier": math.nan
+    },
+    "privacy.user.max_epsilon must be within [1e-09, 1e+09] (got -1": {"run.user.max_epsilon": -1.0},
+    "data.path must be left out": {"run.data.path": "/etc"},
+    "evaluation.metrics must be a list of different names of": {"run.evaluation.metrics": ["gossip"]},
+    "work.trains must be true or false": {"work.trains": 1},
+    "virtual.client_id must be at least 0": {"virtual.client_id": -1, "virtual.state_folder": ""},
+    "virtual.client_id must be given": {"virtual.seed": 3},
+}
+
+
+@pytest.mark.parametrize(("message", "change"), UNREADABLE.items(), ids=UNREADABLE.keys())
+def test_a_request_that_a_client_can_not_follow_is_refused_in_one_line(message: str, change: dict[str, object]) -> None:
+    with pytest.raises(MalformedMessage, match=re.escape(message)) as refused:
+        decode_request(changed(change))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 10**5, "{}", "7", None, b"{}", '{"round": 1, "round": 1}'])
+def test_a_text_that_is_no_request_is_refused(text: object) -> None:
+    with pytest.raises(MalformedMessage):
+        request_of({"version": VERSION, "request": text})
+    with pytest.raises(MalformedMessage, match="holds more, which this client does not know"):
+        request_of({**request_items(REQUEST), "more": text})
+
+
+def test_a_request_that_says_a_thing_twice_is_refused() -> None:
+    # Whoever reads it first may take the one, and whoever acts on it the other.
+    text = str(request_items(REQUEST)["request"])
+    twice = text.replace('"delta": 0.001', '"delta": 0.5, "delta": 0.001')
+    with pytest.raises(MalformedMessage, match="must hold every setting once"):
+        request_of({"version": VERSION, "request": twice})
+
+
+SHARES = {"run.delta", "run.user.probability", "run.evaluation.share", "run.training.momentum"}
+SIGNED = {"run.statistics.low", "run.statistics.high", "run.normaliser.means"}
+
+
+def numbers_of(kind: type, prefix: str) -> Iterator[tuple[str, bool]]:
+    """Every number that travels and is not whole, and whether it travels in a list."""
+    for part, wanted in get_type_hints(kind).items():
+        kinds, name = {wanted, *get_args(wanted)}, prefix + part
+        if is_dataclass(wanted):
+            yield from numbers_of(wanted, f"{name}.")  # type: ignore[arg-type]
+        elif kinds & {float, list[float]}:
+            yield name, float not in kinds
+
+
+@pytest.mark.parametrize(("name", "in_list"), [("clip_norm", False), *numbers_of(ClientSettings, "run.")])
+def test_a_number_that_float32_does_not_bear_is_refused_whatever_it_is(name: str, in_list: bool) -> None:
+    small = () if name in SHARES | SIGNED else (1e-40, 1e-10)
+    for value in (math.nan, 1e39, -1e39, *([] if name == "clip_norm" else [math.inf]), *small):
+        with pytest.raises(MalformedMessage, match=rf"{name.split('.')[-1]} must be"):
+            decode_request(changed({name: [value] if in_list else value}))
+
+
+BAD = {
+    "another round": content(round=2),
+    "a bit that is not a bit": content(below=2),
+    "half a bit": content(below=0.5),
+    "a negative epsilon": content(epsilon_example=-1.0),
+    "an epsilon that is NaN": content(epsilon_local=math.nan),
+    "NaN": content(np.array([1.0, np.nan], dtype=np.float32)),
+    "infinity": content(np.array([1.0, np.inf], dtype=np.float32)),
+    "too huge for float32": content(np.array([1.0, 1e300])),
+    "a wrong shape": content(np.zeros(3, dtype=np.float32)),
+    "a matrix": content(np.zeros((2, 1), dtype=np.float32)),
+    "integers": content(np.zeros(2, dtype=np.int64)),
+    "complex numbers": content(np.zeros(2, dtype=np.complex64)),
+    "strings": content(np.array(["a", "b"])),
+    "nothing": RecordDict(),
+    "no numbers": RecordDict({"update": ArrayRecord({"update": Array(np.zeros(2))})}),
+    "no array": RecordDict({"update": ArrayRecord(), "reply": MetricRecord(dict(GOOD))}),
+    "two arrays": RecordDict(
+        {
+            "update": ArrayRecord({"update": Array(np.zeros(2)), "more": Array(np.zeros(2))}),
+            "reply": MetricRecord(dict(GOOD)),
+        }
+    ),
+    "missing epsilon": RecordDict(
+        {"update": ArrayRecord({"update": Array(np.zeros(2))}), "reply": MetricRecord({"round": 3, "below": 1})}
+    ),
+    "bytes that are no array": RecordDict(
+        {
+            "update": ArrayRecord({"update": Array("float32", (2,), "numpy.ndarray", b"garbage")}),
+            "reply": MetricRecord(dict(GOOD)),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("record", BAD.values(), ids=BAD.keys())
+def test_a_malformed_reply_is_refused(record: RecordDict) -> None:
+    with pytest.raises(MalformedMessage):
+        decode(record)
+
+
+@given(
+    data=st.binary(max_size=200),
+    dtype=st.sampled_from(["float32", "float64", "int8", "object", "nonsense", ""]),
+    shape=st.lists(st.integers(-3, 5), max_size=3),
+    stype=st.sampled_from(["numpy.ndarray", "torch", ""]),
+    below=st.integers(-3, 3) | st.floats(),
+    spent=st.floats(),
+)
+def test_no_reply_stops_the_decoder(
+    data: bytes, dtype: str, shape: list[int], stype: str, below: float, spent: float
+) -> None:
+    numbers = MetricRecord(dict(GOOD | {"below": below, "epsilon_example": spent}))
+    record = RecordDict({"update": ArrayRecord({"update": Array(dtype, tuple(shape), stype, data)}), "reply": numbers})
+    with pytest.raises(MalformedMessage):
+        decode(record)
+
+
+@given(raw=st.lists(st.floats(-1e30, 1e30), min_size=2, max_size=2), half=st.booleans())
+def test_finite_floats_of_any_width_are_read(raw: list[float], half: bool) -> None:
+    values = np.clip(np.array(raw), -6e4, 6e4).astype(np.float16 if half else np.float64)
+    assert decode(content(values)).update.tolist() == values.astype(np.float32).tolist()
+
+
+def test_a_pickled_object_is_not_loaded() -> None:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, np.array([print, print], dtype=object), allow_pickle=True)
+    record = ArrayRecord({"update": Array("object", (2,), "numpy.ndarray", file.getvalue())})
+    with pytest.raises(MalformedMessage):
+        decode(RecordDict({"update": record, "reply": MetricRecord(dict(GOOD))}))
+
+
+def test_a_vector_is_encoded_byte_for_byte_as_flower_does_it() -> None:
+    vector = torch.arange(5.0)
+    array = parameters_record(vector)["parameters"]
+    assert array == Array(vector.numpy())
+
+
+def test_finite_values_with_squares_beyond_float32_are_read() -> None:
+    assert decode(content(np.array([3e38, -3e38], dtype=np.float32))).update.tolist() == pytest.approx([3e38, -3e38])
+
+
+@pytest.mark.parametrize("total", [ClippedSum(2, 1.0), GridSum(2, 1.0, grid=grid_for(1.0, 2))], ids=["float", "grid"])
+def test_an_update_lies_in_its_message_and_clipping_leaves_it_alone(total: ClippedSum | GridSum) -> None:
+    record = content(np.array([30.0, -40.0], dtype=np.float32))
+    raw = np.frombuffer(record.array_records["update"]["update"].data, dtype=np.uint8)
+    before = raw.copy()
+    update = decode(record).update
+    assert raw.ctypes.data <= update.data_ptr() < raw.ctypes.data + raw.nbytes
+    total.add(update.unsqueeze(0))
+    assert total.total.tolist() == pytest.approx([0.6, -0.8], abs=1e-3)
+    assert (raw == before).all()
