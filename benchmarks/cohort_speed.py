@@ -46,7 +46,7 @@ from discreet.server.plan import planned
 from discreet.server.run_plan import round_settings
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import ClientExamples, PartitionedExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
@@ -137,7 +137,7 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
     ]
 
 
-def _plain_loop(run: RunConfig, task: Task, held: ClientExamples) -> Rounds:
+def _plain_loop(run: Settings, task: Task, held: ClientExamples) -> Rounds:
     """What a person would write without any library: SGD on each client, its update clipped and added."""
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     start, generator = flatten_parameters(model), np.random.default_rng(SEED)
@@ -159,7 +159,7 @@ def _plain_loop(run: RunConfig, task: Task, held: ClientExamples) -> Rounds:
     return rounds
 
 
-def _sequential(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
+def _sequential(run: Settings, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The clients that Flower runs, called one after the other."""
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     start, request = flatten_parameters(model), TrainRequest(1, CLIP_NORM, client_settings(run))
@@ -176,7 +176,7 @@ def _sequential(run: RunConfig, task: Task, held: ClientExamples, ledger: Durabl
     return rounds
 
 
-def _batched(run: RunConfig, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
+def _batched(run: Settings, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
     """The cohort as one computation."""
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)

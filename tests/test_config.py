@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from discreet.settings.compose import load_config, parse_config
 from discreet.settings.places import conf_folder
 from discreet.settings.rules import ConfigError, rules
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
@@ -149,12 +149,12 @@ def comments() -> dict[str, str]:
 
 
 def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
-    assert sorted(comments()) == sorted(name for name, _ in rules(RunConfig))
+    assert sorted(comments()) == sorted(name for name, _ in rules(Settings))
 
 
-@pytest.mark.parametrize("name", [name for name, rule in rules(RunConfig) if rule is not None])
+@pytest.mark.parametrize("name", [name for name, rule in rules(Settings) if rule is not None])
 def test_the_yaml_tree_says_the_range_of_every_setting(name: str) -> None:
-    rule = dict(rules(RunConfig))[name]
+    rule = dict(rules(Settings))[name]
     assert rule is not None
     assert all(word in comments()[name] for word in rule.names or [rule.words])
 

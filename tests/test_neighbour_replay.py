@@ -27,7 +27,7 @@ from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.node.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
@@ -353,7 +353,7 @@ def test_the_number_of_steps_follows_from_the_number_of_examples_which_is_taken_
     assert fault == "noise was drawn 3 times for one input and 6 times for the other"
 
 
-def local_round(run: RunConfig, data: Examples, source: RandomSource) -> object:
+def local_round(run: Settings, data: Examples, source: RandomSource) -> object:
     with TemporaryDirectory() as folder:
         who = client(data, Path(folder) / "ledger.db", source=source)
         return who.answer(request(run), params_of(linear()))

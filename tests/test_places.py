@@ -11,7 +11,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import described
+from discreet.settings.settings import described
 
 ROOT = Path(__file__).resolve().parent.parent
 

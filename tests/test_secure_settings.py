@@ -9,7 +9,7 @@ from discreet.server.plan import planned
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import client_settings
+from discreet.settings.settings import client_settings
 
 SECURE = (
     *("privacy.user.aggregation=secure", "sampling.kind=everyone", "privacy.accountant=rdp", "data.num_clients=20"),

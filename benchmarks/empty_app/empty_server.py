@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.server_messages import OwnMessages
 from discreet.protocol.messages import TrainReply
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 
 app = ServerApp()
 
@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     """Rounds with every node; writes seconds, replies, and when rounds began and ended, to a file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
-    run, timeout = OwnMessages(client_settings(RunConfig())), float(settings["timeout"])
+    run, timeout = OwnMessages(client_settings(Settings())), float(settings["timeout"])
     exchange = GridTransport(grid, run, timeout=timeout, population_size=nodes, min_nodes=nodes)
     replies, ends = [], [time.monotonic()]
     for number in range(1, rounds + 1):

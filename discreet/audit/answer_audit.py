@@ -30,13 +30,13 @@ from discreet.server.session import evaluation_query, resolve
 from discreet.server.state import initial_state
 from discreet.settings.privacy import PLANNED
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 
 LONG = 1e4  # far beyond what an answer is clipped to
 FIRST = 0  # the canary's number among the population's
 
 
-def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
+def audit_answers(config: Settings, *, releases: int) -> Experiment:
     """Repeats one rating of a model, as `config` has it: by a cohort of its own; or with `evaluation.cohort=same` in a
     round, whose update, bit and answer are one release, and the score their log-likelihood ratio.
 
@@ -68,7 +68,7 @@ def audit_answers(config: RunConfig, *, releases: int) -> Experiment:
     return sampled(plan, cohort_sampling(plan), release, releases)
 
 
-def audit_statistics(config: RunConfig, *, releases: int) -> Experiment:
+def audit_statistics(config: Settings, *, releases: int) -> Experiment:
     """Repeats the release of statistics of clients' data, as `discreet statistics` and `data.normalise=private` ask for
     them: everybody answers.
 

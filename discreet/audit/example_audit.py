@@ -29,7 +29,7 @@ from discreet.server.plan import Plan, planned
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.client_examples import client_examples_of
 from discreet.training.local_training import (
     ExamplePrivacy,
@@ -44,7 +44,7 @@ from discreet.training.local_training import (
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
 
-def audit_examples(config: RunConfig, *, canaries: int, client: int = 0, rounds: int | None = None) -> Experiment:
+def audit_examples(config: Settings, *, canaries: int, client: int = 0, rounds: int | None = None) -> Experiment:
     """Trains a client by DP-SGD as `config` says, with canaries among its examples, and scores them.
 
     The client keeps its number of examples: its last ones become canaries. A canary that is out contributes nothing, as

@@ -15,7 +15,7 @@ from discreet.audit.user_audit import audit_users
 from discreet.server.plan import planned
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 MOST_CANARIES = 500  # unless more are asked for
 NODES = 40  # canaries of each run in a federation
@@ -35,7 +35,7 @@ class Asked:
     honest: int | None = None
 
 
-def experiment_of(config: RunConfig, asked: Asked) -> Experiment:
+def experiment_of(config: Settings, asked: Asked) -> Experiment:
     """Carries out the experiment.
 
     Raises:

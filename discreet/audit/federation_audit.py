@@ -41,7 +41,7 @@ from discreet.server.state import State
 from discreet.settings.extras import require
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 logger = logging.getLogger("discreet")
 
@@ -51,7 +51,7 @@ LOOK_SECONDS = 0.005  # a round takes longer: it writes its ledger, its row and 
 NODE_PAUSE = 0.1  # times the number of nodes: the seconds between two looks of each
 
 
-def audit_federation(config: RunConfig, *, canaries: int = 40, runs: int = 1) -> Experiment:
+def audit_federation(config: Settings, *, canaries: int = 40, runs: int = 1) -> Experiment:
     """Runs what `config` says in a federation of processes whose nodes are canaries, and scores them.
 
     Everything lies in a folder that is thrown away; the account of a population is not charged.
@@ -80,7 +80,7 @@ def audit_federation(config: RunConfig, *, canaries: int = 40, runs: int = 1) ->
     return experiment_of("a federation of processes", plan, releases, seen, facts)
 
 
-def in_federation(config: RunConfig, canaries: int, runs: int) -> RunConfig:
+def in_federation(config: Settings, canaries: int, runs: int) -> Settings:
     """The configuration as the audited runs have it: without what would leave traces outside their folder, and without
     a public test set, for whether a model learns is not what is asked.
 

@@ -24,7 +24,7 @@ from discreet.privacy.mechanisms import laplace_step_sensitivity
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.server.plan import planned
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.training.local_training import LocalSettings, settings_without_noise
 
 COORDINATES = 8  # of what is released: more show no more, and cost time
@@ -32,7 +32,7 @@ EXAMPLES = 4  # of a client that takes one full-batch step
 LONG = 1e4  # far beyond any clip
 
 
-def audit_local(config: RunConfig, *, releases: int, rounds: int = 1) -> Experiment:
+def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experiment:
     """Repeats the local mechanism of the first rounds of `config` on a canary, and on its opposite.
 
     `gaussian`, `laplace`: the update is one long vector along one coordinate, or its negative. `laplace_step`: of a

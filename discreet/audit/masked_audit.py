@@ -41,7 +41,7 @@ from discreet.server.state import initial_state
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.training.losses import loss_of
 
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
@@ -55,7 +55,7 @@ Part = tuple[TrainRequest, Values]
 
 
 def audit_secure(
-    config: RunConfig, *, releases: int, of_answers: bool = False, make: MakeVector = noised_vector
+    config: Settings, *, releases: int, of_answers: bool = False, make: MakeVector = noised_vector
 ) -> Experiment:
     """Repeats a round under secure aggregation at user level, and scores the canary by all that it opens: the update,
     the count, and with `evaluation.cohort=same` the answers; they are one vector, which is charged as a whole. A canary
@@ -135,7 +135,7 @@ def _user_score(plan: Plan, settings: RoundSettings, work: Work, event: DpEvent,
 
 
 def audit_shared_step(
-    config: RunConfig, *, releases: int, client: int = 0, make: MakeVector = noised_vector
+    config: Settings, *, releases: int, client: int = 0, make: MakeVector = noised_vector
 ) -> Experiment:
     """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an example of a client by
     what it moves the opened sum by.

@@ -16,12 +16,12 @@ from discreet.server.round import dp_fedavg_round
 from discreet.server.run_plan import cohort_sampling, round_settings
 from discreet.server.session import resolve
 from discreet.server.state import initial_state
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 LONG = 1e4  # times the clip norm
 
 
-def audit_release(config: RunConfig, *, releases: int) -> Experiment:
+def audit_release(config: Settings, *, releases: int) -> Experiment:
     """Repeats the first round of a run in which nobody but the canary replies, and scores it by the part of the release
     along what the canary adds.
 

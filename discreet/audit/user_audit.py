@@ -34,7 +34,7 @@ from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Brought, ReplyStats, Transport
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
@@ -44,7 +44,7 @@ logger = logging.getLogger("discreet")
 SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
-def audit_users(config: RunConfig, *, canaries: int, honest: int | None = None, runs: int = 1) -> Experiment:
+def audit_users(config: Settings, *, canaries: int, honest: int | None = None, runs: int = 1) -> Experiment:
     """Runs what `config` says with canaries, in a folder that is thrown away, and scores them.
 
     The canaries are members of the population: `population_size`, the sampling and the noise are those of `config`. A

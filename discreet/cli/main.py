@@ -125,10 +125,10 @@ def _setting(option: str) -> str | None:
     ('rounds', None, 'training.batch_size', None)
     """
     from discreet.settings.rules import rules
-    from discreet.settings.run_config import RunConfig
+    from discreet.settings.settings import Settings
 
     asked = option.removeprefix("--").replace("-", "_")
-    found = [name for name, _ in rules(RunConfig) if f".{name}".endswith(f".{asked}")]
+    found = [name for name, _ in rules(Settings) if f".{name}".endswith(f".{asked}")]
     return asked if asked in found else found[0] if len(found) == 1 else None
 
 

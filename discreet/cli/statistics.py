@@ -24,7 +24,7 @@ from discreet.queries.query import STATISTICS
 from discreet.server.resuming import run_config
 from discreet.server.run_folder import with_output_folder
 from discreet.server.session import prepare
-from discreet.settings.run_config import client_settings
+from discreet.settings.settings import client_settings
 from discreet.simulation.in_process import data_answers
 
 

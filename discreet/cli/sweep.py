@@ -23,7 +23,7 @@ from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.compose import hydra_on_conf, load_config, parse_config
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.job import Job
 
@@ -90,7 +90,7 @@ class Sweep:
         return found
 
 
-def _run(config: RunConfig, decided: PrivacyConfig, files: RunFolder, name: str) -> None:
+def _run(config: Settings, decided: PrivacyConfig, files: RunFolder, name: str) -> None:
     if state_of(files) in OVER and (files.path / "privacy.json").exists():
         logger.info("%s has ended already, and is kept", name)
         return

@@ -34,7 +34,7 @@ from discreet.deployment.interruption import ending, interrupt_below, not_begun
 from discreet.logs import log_to
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.many_runs import check_parallel, run_all
 from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tune, trial_jobs
 
@@ -84,7 +84,7 @@ def command(
     return 0
 
 
-def candidates_of(overrides: Sequence[str]) -> list[RunConfig]:
+def candidates_of(overrides: Sequence[str]) -> list[Settings]:
     """The settings of every combination of the listed values.
 
     Raises:

@@ -23,7 +23,7 @@ from discreet.server.run_plan import server_noise
 from discreet.settings.data import NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -48,7 +48,7 @@ def declared_range(data: str, path: str | None) -> tuple[float, float] | None:
     return None if shape is None or shape.num_tokens else shape.scale
 
 
-def with_constants(config: RunConfig, task: Task) -> RunConfig:
+def with_constants(config: Settings, task: Task) -> Settings:
     """The configuration with what `data.normalise=public` normalises by: the middle and half of the public range,
     unless it is given. With what clients are told of the range, if they are asked.
 

@@ -38,7 +38,7 @@ from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from discreet.settings.training import FLOWER_APP
 
 logger = logging.getLogger("discreet")
@@ -119,7 +119,7 @@ class FlowerApp:
       says: names settings in a message as the strategy's arguments.
     """
 
-    config: RunConfig
+    config: Settings
     frozen: tuple[str, ...] = ()
     arrays_key: str = "arrays"
     config_key: str = "config"
@@ -128,7 +128,7 @@ class FlowerApp:
     says: Says = str
 
     def opened(
-        self, asked: RunConfig, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
+        self, asked: Settings, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
     ) -> RunContext:
         """The run whose configuration is `asked`, with its folder open. `evaluation` gets the layout and the loss that
         the run started with."""
@@ -144,7 +144,7 @@ class FlowerApp:
             _write_arrays(run.folder, layout, evaluation.loss)
         return replace(run, says=self.says)
 
-    def _resolved(self, asked: RunConfig, num_params: int, *, simulated: bool) -> Plan:
+    def _resolved(self, asked: Settings, num_params: int, *, simulated: bool) -> Plan:
         if not simulated:
             check_secure(asked.seed)
         if asked.resume:
@@ -199,7 +199,7 @@ class FlowerApp:
         say_how_it_ended(run, outcome)
 
 
-def _plan(decided: RunConfig, asked: RunConfig, num_params: int) -> Plan:
+def _plan(decided: Settings, asked: Settings, num_params: int) -> Plan:
     query = RATED if decided.evaluation.private else None
     return plan_of(decided, asked=asked, num_params=num_params, query=query)
 

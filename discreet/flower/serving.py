@@ -35,7 +35,7 @@ from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 logger = logging.getLogger("discreet")
 
@@ -73,7 +73,7 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
         end_run(grid, error)
 
 
-def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
+def config_of(context: Context, *, bundle: Path | None = None) -> Settings:
     """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES).
 
     Args:
@@ -89,7 +89,7 @@ def config_of(context: Context, *, bundle: Path | None = None) -> RunConfig:
     return run_config(shlex.split(words), defaults=shlex.split(machine), conf=conf)
 
 
-def run(grid: Grid, config: RunConfig, *, strategy: Strategy) -> None:
+def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
     """Trains over a grid and writes the run folder.
 
     Raises:

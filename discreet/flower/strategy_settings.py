@@ -13,7 +13,7 @@ from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, require
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
 
 
@@ -223,7 +223,7 @@ def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
     return mechanism
 
 
-def flower_settings(given: Mapping[str, Any]) -> RunConfig:
+def flower_settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is ignored.
 
     Raises:
@@ -279,7 +279,7 @@ def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
     return {**asked, "norm": FIRST_NORM, "max": LARGEST_NORM if most is None else most, "search_rate": SEARCH_RATE}
 
 
-def check_search(config: RunConfig, count_stddev: float | None) -> None:
+def check_search(config: Settings, count_stddev: float | None) -> None:
     """Raises ConfigError if the clip norm is to be searched for, and noise on the bits would hide where it is."""
     share = (count_stddev or 0.0) / config.expected_cohort
     if config.privacy.user.clip.search_rate and share >= LARGEST_DOUBT:

@@ -20,7 +20,7 @@ from discreet.server.resuming import flat
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, described
+from discreet.settings.settings import Settings, described
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
@@ -43,7 +43,7 @@ class RunRecord:
 
     name: str
     path: Path
-    config: RunConfig
+    config: Settings
     settings: Mapping[str, Any]
     rounds: Sequence[Mapping[str, float | None]]
     privacy: Mapping[str, Any] | None

@@ -17,7 +17,7 @@ from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import OperationsConfig, RayConfig, RunConfig, client_settings, described
+from discreet.settings.settings import OperationsConfig, RayConfig, Settings, client_settings, described
 
 if TYPE_CHECKING:
     from discreet.queries.query import Query
@@ -122,9 +122,9 @@ class Plan:
 
 
 def plan_of(
-    decided: RunConfig,
+    decided: Settings,
     *,
-    asked: RunConfig | None = None,
+    asked: Settings | None = None,
     num_params: int = PLANNED.num_params,
     query: Query | None = None,
     chance_loss: float = math.inf,
@@ -157,7 +157,7 @@ def plan_of(
     )
 
 
-def planned(settings: RunConfig) -> Plan:
+def planned(settings: Settings) -> Plan:
     """The plan of a run of which neither data nor model are known yet.
 
     Raises:
@@ -166,7 +166,7 @@ def planned(settings: RunConfig) -> Plan:
     return plan_of(resolve_noise(settings), asked=settings)
 
 
-def resolve_noise(settings: RunConfig, sizes: Sizes = PLANNED) -> RunConfig:
+def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     """The settings with the noise multiplier that the target of the server's mechanism asks for, and its budget, filled
     in.
 
@@ -198,7 +198,7 @@ def resolve_noise(settings: RunConfig, sizes: Sizes = PLANNED) -> RunConfig:
     return replace(settings, privacy=replace(settings.privacy, **{mechanism.guarantee: resolved}))
 
 
-def _deciding(decided: RunConfig) -> dict[str, object]:
+def _deciding(decided: Settings) -> dict[str, object]:
     mechanisms = table.mechanisms_of(client_settings(decided)).values()
     names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
     names += ("privacy.user.mechanism",) if decided.privacy.user.mechanism is not None else ()

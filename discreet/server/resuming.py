@@ -14,7 +14,7 @@ from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.compose import hydra_on_conf, load_config, parse_config
 from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
@@ -30,7 +30,7 @@ TARGET = "privacy.user.target_epsilon"
 Flat = Mapping[str, Any]
 
 
-def run_config(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None) -> RunConfig:
+def run_config(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None) -> Settings:
     """The configuration that overrides ask for; with `resume=true` that of the run in output_dir.
 
     A run that goes on keeps its noise, its budget as it stands, and all that decides privacy. Overrides may repeat what
@@ -60,7 +60,7 @@ def run_config(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path
     return replace(changed, output_dir=str(path), resume=True)
 
 
-def same_settings(asked: RunConfig) -> RunConfig:
+def same_settings(asked: Settings) -> Settings:
     """The configuration of a run that goes on and is described anew, with the noise and the budget that it has.
 
     Raises:
@@ -75,7 +75,7 @@ def same_settings(asked: RunConfig) -> RunConfig:
     return replace(asked, privacy=before.privacy)
 
 
-def _changed(words: Sequence[str], before: RunConfig, asked: Flat, conf: Path | None) -> RunConfig:
+def _changed(words: Sequence[str], before: Settings, asked: Flat, conf: Path | None) -> Settings:
     kept, wanted = flat(dataclasses.asdict(before)), flat(asked)
     changes: dict[str, object] = {}
     for word, name in _given(words, [*kept, *wanted], conf_for(words, conf or conf_folder())):
@@ -106,7 +106,7 @@ def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[t
                 yield str(word.input_line), name
 
 
-def _check_target(word: str, target: float | None, before: RunConfig) -> None:
+def _check_target(word: str, target: float | None, before: Settings) -> None:
     """The noise that a target chose is in the configuration, the target itself only as the budget that it became."""
     user = before.privacy.user
     if target is not None and target != user.max_epsilon:
@@ -120,13 +120,13 @@ def _is_changeable(name: str) -> bool:
     return any(name == free or name.startswith(f"{free}.") for free in CHANGEABLE)
 
 
-def _may_change(name: str, before: RunConfig) -> bool:
+def _may_change(name: str, before: Settings) -> bool:
     if name == "rounds":  # they decide the noise of clients that have a total to spread over them
         return before.privacy.example.target_epsilon is None and before.privacy.local.epsilon is None
     return _is_changeable(name)
 
 
-def _with(before: RunConfig, changes: Mapping[str, object]) -> dict[str, Any]:
+def _with(before: Settings, changes: Mapping[str, object]) -> dict[str, Any]:
     settings = OmegaConf.create(dataclasses.asdict(before))
     for name, value in changes.items():
         OmegaConf.update(settings, name, value)

@@ -43,7 +43,7 @@ from discreet.server.state import State
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,7 +140,7 @@ class RunFolder:
         """`config.yaml`, or `asked.yaml` by its name."""
         replace_file(self.path / name, OmegaConf.to_yaml(dict(settings)).encode())
 
-    def read_config(self, *, name: str = CONFIG) -> RunConfig:
+    def read_config(self, *, name: str = CONFIG) -> Settings:
         """The configuration that the run was started with. Raises ConfigError if there is none, or it can't be read."""
         path = self.path / name
         if not path.exists():
@@ -234,7 +234,7 @@ def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
-def with_output_folder(config: RunConfig, *, now: datetime | None = None) -> RunConfig:
+def with_output_folder(config: Settings, *, now: datetime | None = None) -> Settings:
     """The configuration with an absolute run folder, named by the time if none is given."""
     return replace(config, output_dir=str(output_folder(config.output_dir, now=now)))
 

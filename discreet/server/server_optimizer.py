@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.accounting.noise_ratio import signal_share
 from discreet.settings.ranges import LearningRate, Momentum, Positive
 from discreet.settings.rules import ConfigError, section
-from discreet.settings.run_config import ServerConfig
+from discreet.settings.settings import ServerConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -38,7 +38,7 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from discreet.training.losses import chance_loss, loss_of, resolved_task
 
 logger = logging.getLogger("discreet")
@@ -106,7 +106,7 @@ def check_secure(seed: int | None) -> None:
         raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
 
 
-def prepare(settings: RunConfig, *, simulated: bool, held: ExitStack, decided: PrivacyConfig | None = None) -> Session:
+def prepare(settings: Settings, *, simulated: bool, held: ExitStack, decided: PrivacyConfig | None = None) -> Session:
     """Everything before the first round; what is wrong is said here, before anything starts. `decided`: the guarantees
     with their noise, if a target has chosen it before.
 
@@ -126,7 +126,7 @@ def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Sessi
     return Session(context, task, model)
 
 
-def resolve(settings: RunConfig, decided: PrivacyConfig | None = None) -> tuple[Plan, Task]:
+def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[Plan, Task]:
     """The plan of a run, and its data: all that is checked before a folder is opened.
 
     Raises:

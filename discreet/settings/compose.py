@@ -1,4 +1,4 @@
-"""Composes `conf/` into a checked RunConfig: the only reader of Hydra outside `discreet.cli`.
+"""Composes `conf/` into a checked Settings: the only reader of Hydra outside `discreet.cli`.
 
 It is the conf/ of the project in the current folder, or Discreet's own: `discreet.settings.places` says which.
 Every number that a user can set stands in `conf/config.yaml`. A configuration is checked once, as a whole, before
@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from discreet.settings.places import conf_folder, conf_for, own_files
 from discreet.settings.rules import ConfigError, read_json, unknown
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 
 def _unless(other: object, value: object) -> object:
@@ -37,15 +37,15 @@ def _one_line(error: Exception) -> str:
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     message, cause = lines[0] if lines else type(error).__name__, error.__cause__
     if key:
-        return unknown(key, RunConfig) if "not in" in message else f"setting {key}: {message}"
+        return unknown(key, Settings) if "not in" in message else f"setting {key}: {message}"
     if cause is None or cause is error:
         return message
     inner = _one_line(cast(Exception, cause))
     return inner if "did you mean" in inner or "setting" in inner else f"{message} {inner}"
 
 
-def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
-    """The checked RunConfig of composed settings (Hydra's, or a plain dictionary).
+def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
+    """The checked Settings of composed settings (Hydra's, or a plain dictionary).
 
     Raises:
       ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
@@ -55,10 +55,10 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> RunConfig:
             settings = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True, throw_on_missing=True))
         except OmegaConfBaseException as error:
             raise ConfigError(_one_line(error)) from error
-    return read_json(RunConfig, json.dumps(settings, default=str))
+    return read_json(Settings, json.dumps(settings, default=str))
 
 
-def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> RunConfig:
+def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> Settings:
     """Composes `conf/` with Hydra overrides and checks the result.
 
     >>> load_config(["rounds=3"]).rounds

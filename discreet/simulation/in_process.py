@@ -32,7 +32,7 @@ from discreet.settings.extras import require
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import TrainedExamples, client_examples_of
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
@@ -114,7 +114,7 @@ class InTheClear:
 
 
 def simulate(
-    config: RunConfig,
+    config: Settings,
     *,
     decided: PrivacyConfig | None = None,
     progress: TextIO | None = None,
@@ -179,7 +179,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     return held.enter_context(_batched(session, held))
 
 
-def check(config: RunConfig) -> Plan:
+def check(config: Settings) -> Plan:
     """The plan of a run; starts nothing and opens no folder.
 
     Raises:
@@ -189,7 +189,7 @@ def check(config: RunConfig) -> Plan:
     return resolve(config)[0]
 
 
-def _check_engine(config: RunConfig) -> None:
+def _check_engine(config: Settings) -> None:
     run = client_settings(config)
     _check_trains(run)
     _not_batched(run, config.engine)

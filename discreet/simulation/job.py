@@ -11,7 +11,7 @@ from discreet.ledger.durable_ledger import LedgerError
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 
 logger = logging.getLogger("discreet")
 
@@ -34,7 +34,7 @@ class Job:
 
     name: str
     folder: RunFolder
-    config: RunConfig
+    config: Settings
     work: Callable[[], object]
 
     def attempt(self) -> str | None:

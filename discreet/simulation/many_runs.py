@@ -9,7 +9,7 @@ from pathlib import Path
 
 from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.job import Job
 
 logger = logging.getLogger("discreet")
@@ -66,7 +66,7 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Tally:
     return tally
 
 
-def check_parallel(configs: Sequence[RunConfig]) -> None:
+def check_parallel(configs: Sequence[Settings]) -> None:
     """Raises ConfigError if runs with these settings can't be tasks of one Ray cluster."""
     require("ray", extra="simulation", why="--jobs")
     if len({config.ray.address for config in configs}) > 1:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
 from discreet.protocol.run_lost import RunLostError
-from discreet.settings.run_config import RayConfig
+from discreet.settings.settings import RayConfig
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.cohort import MakesWorkers
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, connected, one_line, own_model_of

@@ -25,7 +25,7 @@ from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.server.run_folder import RunFolder, only_writer
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.job import TOLD, Ended, Job, first_line
 from discreet.simulation.ray_cluster import Versions, alive, ask, connected, own_model_of, versions
 
@@ -247,7 +247,7 @@ def _knows(folder: RunFolder) -> bool:
     return True
 
 
-def _refuse_account(config: RunConfig, machines: set[str], allowed: str) -> None:
+def _refuse_account(config: Settings, machines: set[str], allowed: str) -> None:
     """An account is an SQLite file in WAL mode: processes of several machines can't share it."""
     others = sorted(machines - {allowed})
     if config.privacy.user.account is not None and others:

@@ -28,7 +28,7 @@ from discreet.server.private_selection import (
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job
 
@@ -82,7 +82,7 @@ def read_tune(output: Path) -> Tune:
         raise ConfigError(f"{output / TUNE_FILE} is damaged: {error}") from error
 
 
-def price(tune: Tune, configs: Sequence[RunConfig]) -> str:
+def price(tune: Tune, configs: Sequence[Settings]) -> str:
     """The number of candidates and the price of the choice, in two lines.
 
     Raises:
@@ -103,7 +103,7 @@ def price(tune: Tune, configs: Sequence[RunConfig]) -> str:
     )
 
 
-def drawn(tune: Tune, configs: Sequence[RunConfig], output: Path) -> Tune:
+def drawn(tune: Tune, configs: Sequence[Settings], output: Path) -> Tune:
     """The tune with its trials, each one of the candidates, uniformly; they are stored.
 
     Raises:
@@ -127,7 +127,7 @@ def drawn(tune: Tune, configs: Sequence[RunConfig], output: Path) -> Tune:
     return tune
 
 
-def trial_jobs(tune: Tune, configs: Sequence[RunConfig], folder: Path) -> list[Job]:
+def trial_jobs(tune: Tune, configs: Sequence[Settings], folder: Path) -> list[Job]:
     """A run for each trial, in a folder below `folder`.
 
     Raises:
@@ -144,7 +144,7 @@ def trial_jobs(tune: Tune, configs: Sequence[RunConfig], folder: Path) -> list[J
     return jobs
 
 
-def _run_trial(config: RunConfig, files: RunFolder) -> None:
+def _run_trial(config: Settings, files: RunFolder) -> None:
     """One that was interrupted goes on after its last whole round: its ledger has what it did before."""
     if state_of(files) in OVER:
         return
@@ -156,7 +156,7 @@ def _run_trial(config: RunConfig, files: RunFolder) -> None:
     simulate(config)
 
 
-def publish_best(tune: Tune, configs: Sequence[RunConfig], trials: Sequence[RunFolder], output: Path) -> str:
+def publish_best(tune: Tune, configs: Sequence[Settings], trials: Sequence[RunFolder], output: Path) -> str:
     """Publishes the best trial, deletes the others, and says where it is and what the choice cost, in two lines.
 
     Raises:

@@ -10,14 +10,14 @@ from discreet.audit.answer_audit import audit_answers, audit_statistics
 from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.verdict import judge
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
 
 ENOUGH = 1000
 
 
-def settings(*words: str) -> RunConfig:
+def settings(*words: str) -> Settings:
     rated = ("evaluation.kind=private", "evaluation.noise_multiplier=1", "privacy.user.target_epsilon=null")
     return config(
         *rated, "privacy.user.noise_multiplier=1", "sampling.kind=everyone", "data.num_clients=20", "seed=7937", *words

@@ -7,7 +7,7 @@ import pytest
 from discreet.audit.example_audit import audit_examples
 from discreet.audit.verdict import judge
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.training import local_training
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
@@ -16,7 +16,7 @@ WHOLE = ("training.batch_size=700", "data.num_clients=2")  # every example in ev
 SAMPLED = ("training.batch_size=350", "data.num_clients=2", "training.epochs=2")
 
 
-def settings(*words: str) -> RunConfig:
+def settings(*words: str) -> Settings:
     on = (
         "privacy.user.enabled=false",
         "privacy.example.enabled=true",

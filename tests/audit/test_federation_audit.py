@@ -22,7 +22,7 @@ from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, described
+from discreet.settings.settings import Settings, described
 from tests.made_runs import make_run
 
 ROUNDS, Z, CLIP = 2, 1.0, 0.5
@@ -33,7 +33,7 @@ RUN = (
 )
 
 
-def settings(*words: str) -> RunConfig:
+def settings(*words: str) -> Settings:
     return load_config([*RUN, *words])
 
 

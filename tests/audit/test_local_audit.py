@@ -8,7 +8,7 @@ from discreet.audit.local_audit import audit_local
 from discreet.audit.verdict import judge
 from discreet.privacy import clipping
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
 
@@ -16,7 +16,7 @@ KINDS = pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
 ENOUGH = 2000
 
 
-def settings(kind: str, *words: str) -> RunConfig:
+def settings(kind: str, *words: str) -> Settings:
     noise = f"privacy.local.noise_multiplier={1 if kind == 'gaussian' else 0.5}"
     on = ("privacy.user.enabled=false", f"privacy.local.kind={kind}", noise, "seed=7933", "rounds=3")
     return config(*on, "training.epochs=1", "privacy.noise=float", *words)

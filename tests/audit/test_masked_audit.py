@@ -23,7 +23,7 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
 from discreet.server.session import resolve
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.training.shared_step import shared_step
 from tests.node.clients import config
 
@@ -42,11 +42,11 @@ SHARED = (
 SPARE = ("privacy.secure.dropouts=2", "privacy.secure.colluding=2", "data.num_clients=7")
 
 
-def users(*words: str) -> RunConfig:
+def users(*words: str) -> Settings:
     return config(*BOTH, *MASKED, *words)
 
 
-def steps(*words: str) -> RunConfig:
+def steps(*words: str) -> Settings:
     return config(*BOTH, *SHARED, *words)
 
 

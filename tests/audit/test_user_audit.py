@@ -20,13 +20,13 @@ from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise
 
 EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplier=1")
 
 
-def settings(*words: str) -> RunConfig:
+def settings(*words: str) -> Settings:
     quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=600", "seed=7919")
     return load_config([*quiet, *words])
 

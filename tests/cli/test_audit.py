@@ -11,7 +11,7 @@ import pytest
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main
 from tests.made_runs import make_run
@@ -122,7 +122,7 @@ def test_many_rounds_are_printed_in_part_and_written_whole(
 def test_the_settings_of_a_run_folder_are_taken_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def taken(config: RunConfig, asked: object) -> Experiment:
+    def taken(config: Settings, asked: object) -> Experiment:
         assert (config.rounds, config.privacy.user.noise_multiplier) == (3, 1.7)
         return made(1.0, 0)
 

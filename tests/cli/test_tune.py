@@ -23,7 +23,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation import tuning
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command
@@ -101,7 +101,7 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
     """Their number is drawn whatever the data: to run a poor one again would be one more, which is not accounted."""
     accuracies, ran = [0.0, 0.9, 0.1, 0.5], list[float]()
 
-    def simulated(config: RunConfig) -> None:
+    def simulated(config: Settings) -> None:
         simulate(config)
         ran.append(accuracies[len(ran) % 4])
 
@@ -222,7 +222,7 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ends the tune in trial number `call`, whose only round is charged but not done; gives the folders that ran."""
     ran, save = list[str](), RunFolder.save_checkpoint
 
-    def simulated(config: RunConfig) -> None:
+    def simulated(config: Settings) -> None:
         ran.append(Path(str(config.output_dir)).name)
         if len(ran) == call:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)

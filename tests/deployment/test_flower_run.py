@@ -19,7 +19,7 @@ from discreet.deployment.local_federation import wait_until
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, RunStatus, read_status
 from discreet.settings.compose import load_config
-from discreet.settings.run_config import described
+from discreet.settings.settings import described
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import SCRATCH, below
 from tests.command import run as main

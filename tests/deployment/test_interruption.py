@@ -21,7 +21,7 @@ from discreet.deployment.local_federation import RUN_SECONDS, wait_until
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from discreet.settings.compose import load_config
-from discreet.settings.run_config import described
+from discreet.settings.settings import described
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -17,7 +17,7 @@ from discreet.node.account import Refused
 from discreet.node.node_data import main, node_table
 from discreet.node.nodes import model_of, node_examples, shape_of
 from discreet.settings.compose import load_config
-from discreet.settings.run_config import client_settings
+from discreet.settings.settings import client_settings
 
 PIXELS = np.arange(3 * 64).reshape(3, 64) % 17
 CLASSES = np.array([0, 7, 9])

@@ -31,7 +31,7 @@ from discreet.server.session import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from tests.replay import replay
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
@@ -39,17 +39,17 @@ EXAMPLE_LEVEL = ["privacy.example.enabled=true", "privacy.example.noise_multipli
 Client = tuple[Tensor, Tensor]
 
 
-def config_of(*words: str) -> RunConfig:
+def config_of(*words: str) -> Settings:
     return load_config([*NOISY, "data.normalise=private", "privacy.user.noise_multiplier=1", *words])
 
 
-def query(config: RunConfig, *names: str) -> Query:
+def query(config: Settings, *names: str) -> Query:
     ranged = with_range(config.statistics, config.data.name, None)
     shape = shape_of_data(ranged, load_task(config.data.name).shape)
     return Query(statistic_blocks(names or ["moments"], shape))
 
 
-def mechanism(config: RunConfig, asked: Query) -> Callable[[Sequence[Client], RandomSource], object]:
+def mechanism(config: Settings, asked: Query) -> Callable[[Sequence[Client], RandomSource], object]:
     how = statistics_noise(planned(config), asked.length)
 
     def run(clients: Sequence[Client], source: RandomSource) -> object:

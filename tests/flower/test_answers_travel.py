@@ -10,9 +10,9 @@ from flwr.app import RecordDict
 
 from discreet.flower.server_messages import OwnMessages
 from discreet.protocol.messages import MalformedMessage, TrainReply, Work, decode_request, encode_reply
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 
-MESSAGES = OwnMessages(client_settings(RunConfig()), {"evaluation": 2})
+MESSAGES = OwnMessages(client_settings(Settings()), {"evaluation": 2})
 RATE = Work(trains=False, query="evaluation")
 
 

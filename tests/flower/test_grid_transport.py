@@ -27,9 +27,9 @@ from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
 from discreet.server.round import CohortSampling
 from discreet.server.transport import Failure, MessagesTooLarge
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 
-RUN = client_settings(RunConfig())
+RUN = client_settings(Settings())
 
 
 @pytest.fixture(autouse=True)

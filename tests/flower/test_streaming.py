@@ -22,7 +22,7 @@ from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
 from discreet.server.transport import ReplyStats
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 
 SIZE, AT_ONCE = 100, 4
 
@@ -70,7 +70,7 @@ def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.parametrize("clients", [10, 50])
 def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     grid = EagerGrid(clients)
-    transport = GridTransport(grid, OwnMessages(client_settings(RunConfig())), timeout=60, population_size=clients)  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(client_settings(Settings())), timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = transport.ask(
         round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.available_clients())

@@ -27,7 +27,7 @@ from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError, write_json
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.signs import SignRelease
 from tests.replay import replay
@@ -39,7 +39,7 @@ RUN = (
 )
 
 
-def config(*words: str) -> RunConfig:
+def config(*words: str) -> Settings:
     return load_config([*RUN, *words])
 
 

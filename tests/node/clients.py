@@ -21,7 +21,7 @@ from discreet.node.policy import ClientPolicy
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainRequest, request_items
 from discreet.settings.compose import parse_config
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 
 DIMS, CLASSES = 5, 3
 SIZE = DIMS * CLASSES + CLASSES
@@ -32,7 +32,7 @@ EXAMPLE = (*OFF, "privacy.example.enabled=true", "privacy.example.noise_multipli
 LOCAL = (*OFF, "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2.0")
 
 
-def config(*words: str) -> RunConfig:
+def config(*words: str) -> Settings:
     """A configuration from `name=value` words, without Hydra's composition, which takes a while."""
     return parse_config(OmegaConf.from_dotlist(list(words)))
 
@@ -74,7 +74,7 @@ def ledger_at(path: Path) -> DurableLedger:
     return DurableLedger(path) if path.exists() else DurableLedger.create(path)
 
 
-def request(run: RunConfig, number: int = 1, *, clip_norm: float = math.inf) -> TrainRequest:
+def request(run: Settings, number: int = 1, *, clip_norm: float = math.inf) -> TrainRequest:
     """What the server would send."""
     return TrainRequest(number, clip_norm, client_settings(run))
 

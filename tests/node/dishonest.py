@@ -22,7 +22,7 @@ from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING, asked_byte
 from discreet.protocol.messages import TrainRequest, request_items
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
-from discreet.settings.run_config import client_settings
+from discreet.settings.settings import client_settings
 from tests.flower.masked_grid import MASKED, TINY, nodes
 from tests.node.clients import config
 

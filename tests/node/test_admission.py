@@ -15,7 +15,7 @@ from discreet.protocol.messages import TrainRequest
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import EXAMPLE
-from discreet.settings.run_config import client_settings
+from discreet.settings.settings import client_settings
 from tests.node.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)

@@ -18,14 +18,14 @@ from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.protocol.messages import MalformedMessage, TrainReply
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from tests.node.clients import EXAMPLE, LOCAL, OFF, SIZE, client, config, examples, linear, params_of, request
 
 DECLARED = (*EXAMPLE, "data.public_num_examples=16")
 accounted = pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "local"])
 
 
-def work(who: Client, run: RunConfig, number: int = 1, **more: float) -> TrainReply:
+def work(who: Client, run: Settings, number: int = 1, **more: float) -> TrainReply:
     return who.answer(request(run, number, **more), params_of(linear()))
 
 

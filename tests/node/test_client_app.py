@@ -26,7 +26,7 @@ from discreet.node.nodes import share_of
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING, WHO, masking_record
 from discreet.protocol.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from discreet.training.local_training import LocalSettings, local_update
 from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request_with
 
@@ -36,7 +36,7 @@ Node = dict[str, bool | float | int | str]
 NODE: Node = {"partition-id": 1, "num-partitions": 4}
 
 
-def run_of(*words: str) -> RunConfig:
+def run_of(*words: str) -> Settings:
     # Full batches: the update follows from the data alone.
     return config(*words, "data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
 
@@ -47,12 +47,12 @@ def send(content: RecordDict, kind: str = "train", node: Node = NODE) -> Message
     return app(message, Context(1, 1, node, RecordDict(), {}))
 
 
-def asked(run: RunConfig, virtual: VirtualClient | None = None, *, size: int = SIZE) -> RecordDict:
+def asked(run: Settings, virtual: VirtualClient | None = None, *, size: int = SIZE) -> RecordDict:
     request = TrainRequest(1, math.inf, client_settings(run), virtual)
     return encode_request(request, parameters_record(torch.zeros(size)))
 
 
-def update_of(run: RunConfig, client: int) -> torch.Tensor:
+def update_of(run: Settings, client: int) -> torch.Tensor:
     model = build_model("logistic_regression", (1, 8, 8), 10, seed=3)
     how = LocalSettings(1, 1000, run.training.learning_rate, 0.0)
     return local_update(model, torch.zeros(SIZE), share_of(run.data, client), settings=how, source=secure_source())

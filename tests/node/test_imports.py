@@ -34,5 +34,5 @@ def test_a_client_without_an_account_imports_no_accounting_and_no_configuration_
         subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip().split(",")
     )
     assert {"torch", "flwr"} <= loaded
-    of_the_server = {"discreet.settings.compose", "discreet.settings.run_config", "discreet.server.plan"}
+    of_the_server = {"discreet.settings.compose", "discreet.settings.settings", "discreet.server.plan"}
     assert sorted(loaded & {*HEAVY, *of_the_server}) == []

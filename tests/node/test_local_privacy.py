@@ -17,7 +17,7 @@ from discreet.node.account import Refused
 from discreet.node.client import Client
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from discreet.training.local_training import LocalSettings
 from tests.node.clients import (
     OFF,
@@ -38,7 +38,7 @@ CLIP, RATE, LONG = 0.5, 0.3, 20_000
 noises = pytest.mark.parametrize("noise", ["float", "grid", "secure_sum"])
 
 
-def local(kind: str, *words: str) -> RunConfig:
+def local(kind: str, *words: str) -> Settings:
     return config(*OFF, f"privacy.local.kind={kind}", *words)
 
 
@@ -46,7 +46,7 @@ def release(kind: str, update: Tensor, noise_multiplier: float, *, noise: str = 
     return release_update(update, LocalPrivacy(kind, CLIP, noise_multiplier, noise), source=seeded_source(92861))
 
 
-def answers(run: RunConfig, who: Client) -> list[TrainReply]:
+def answers(run: Settings, who: Client) -> list[TrainReply]:
     """The replies of one client that takes part in every planned round."""
     return [who.answer(request(run, number), params_of(linear())) for number in range(1, run.rounds + 1)]
 

@@ -15,14 +15,14 @@ from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.node.account import Refused
 from discreet.node.nodes import client_of, node_client, share_of, virtual_client
 from discreet.protocol.messages import TrainRequest, VirtualClient, Work
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
 
 DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
 NODE = {"partition-id": 1, "num-partitions": 4}
 
 
-def run_of(*words: str) -> RunConfig:
+def run_of(*words: str) -> Settings:
     return config(*words, *DIGITS)
 
 
@@ -30,7 +30,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool((one == other).all())
 
 
-def named(run: RunConfig, client: int, folder: Path, number: int = 1) -> TrainRequest:
+def named(run: Settings, client: int, folder: Path, number: int = 1) -> TrainRequest:
     """A request for a virtual client that keeps its ledger in a folder."""
     return replace(request(run, number), virtual=VirtualClient(client, str(folder), seed=run.seed))
 
@@ -85,7 +85,7 @@ def test_a_client_trains_and_rates_on_inputs_that_are_normalised_as_the_server_s
 ASKED = ("data.normalise=private", "statistics.low=0", "statistics.high=1", "privacy.delta=0.01")
 
 
-def asks(run: RunConfig, query: str) -> TrainRequest:
+def asks(run: Settings, query: str) -> TrainRequest:
     return replace(request(run), work=Work(trains=False, query=query))
 
 

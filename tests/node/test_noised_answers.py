@@ -34,7 +34,7 @@ from discreet.server.run_plan import answers_of
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.evaluation import MEANS, METRICS
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import client_settings
+from discreet.settings.settings import client_settings
 from tests.node.clients import EXAMPLE, OFF, client, config, examples, ledger_at, linear, params_of, rejects_gaussian
 from tests.replay import replay
 

@@ -12,7 +12,7 @@ from discreet.mechanisms.mechanism import least_noise
 from discreet.node.account import Budget, Refused
 from discreet.node.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
-from discreet.settings.run_config import RunConfig, client_settings
+from discreet.settings.settings import Settings, client_settings
 from tests.node.clients import EXAMPLE as EXAMPLE_ON
 from tests.node.clients import OFF, config
 
@@ -23,7 +23,7 @@ USER_ON = (
 )
 
 
-def refusal(policy: ClientPolicy, run: RunConfig, **noises: float) -> str:
+def refusal(policy: ClientPolicy, run: Settings, **noises: float) -> str:
     try:
         check_policy(policy, client_settings(run), noise_multipliers=noises)
     except Refused as refused:

@@ -33,7 +33,7 @@ from discreet.protocol.messages import (
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig, NormaliserConfig
 from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
-from discreet.settings.run_config import OperationsConfig, RunConfig, client_settings
+from discreet.settings.settings import OperationsConfig, Settings, client_settings
 from discreet.settings.training import TaskConfig
 from tests.node.clients import request_with
 
@@ -75,8 +75,8 @@ def test_nothing_but_update_bit_and_epsilons_leaves_a_client() -> None:
     assert not record.config_records
 
 
-REQUEST = TrainRequest(2, math.inf, client_settings(RunConfig()))
-SCHEDULED = RunConfig(
+REQUEST = TrainRequest(2, math.inf, client_settings(Settings()))
+SCHEDULED = Settings(
     rounds=2,
     privacy=PrivacyConfig(
         user=UserPrivacyConfig(enabled=False),
@@ -122,7 +122,7 @@ TRAVELS = {
 
 
 def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None:
-    secret = RunConfig(
+    secret = Settings(
         output_dir="/srv/outputs",
         seed=77531,
         data=DataConfig("folder", path="/srv/data", num_clients=40, public_num_examples=50),

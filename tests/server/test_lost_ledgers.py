@@ -19,7 +19,7 @@ from discreet.node.nodes import node_client
 from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command
 from tests.node.clients import EXAMPLE, config, request
@@ -34,7 +34,7 @@ FILES = ("ledger.db", "clients.db")
 
 
 @lru_cache
-def small() -> RunConfig:
+def small() -> Settings:
     return load_config(SMALL)
 
 

@@ -16,7 +16,7 @@ from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlo
 from discreet.server.plan import Plan, plan_of, planned, resolve_noise
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 
 with (Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_feedback.csv").open(newline="") as measured:
@@ -97,7 +97,7 @@ def test_every_remedy_that_a_refusal_names_is_one() -> None:
     words = ["rounds=200"]
     said, asked = refusal(*words), load_config(words)
 
-    def helps(config: RunConfig, num_params: int = PARAMS) -> bool:
+    def helps(config: Settings, num_params: int = PARAMS) -> bool:
         return not noise_outlook(replace(planned(config), num_params=num_params)).refused
 
     rounds, clients, params = (

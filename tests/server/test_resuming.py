@@ -13,7 +13,7 @@ from discreet.server.resuming import run_config
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, described
+from discreet.settings.settings import Settings, described
 from discreet.simulation.in_process import simulate
 from tests.command import run as run_command
 from tests.command import simulate as simulate_command
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resumed(folder: Path, *words: str) -> RunConfig:
+def resumed(folder: Path, *words: str) -> Settings:
     return run_config(["resume=true", f"output_dir={folder}", *words])
 
 

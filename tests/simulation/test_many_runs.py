@@ -11,7 +11,7 @@ from discreet.cli import sweep as cli
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig, described
+from discreet.settings.settings import Settings, described
 from discreet.simulation.job import Job
 from discreet.simulation.many_runs import check_parallel
 from tests.command import simulate as simulate_command
@@ -24,7 +24,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
 ) -> None:
     simulate = cli.simulate
 
-    def failing(config: RunConfig, **more: object) -> None:
+    def failing(config: Settings, **more: object) -> None:
         simulate(config, **more)  # type: ignore[arg-type]
         if config.server.learning_rate == 1:
             raise OSError("no space left")
@@ -43,7 +43,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
     assert simulate_command(["--multirun", "resume=true", there]) == 0
 
 
-def lost(_: RunConfig) -> None:
+def lost(_: Settings) -> None:
     raise RuntimeError("lost")
 
 

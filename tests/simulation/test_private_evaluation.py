@@ -25,7 +25,7 @@ from discreet.server.state import Outcome
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 
 CLASSES = TaskShape((1,), 2)
@@ -125,7 +125,7 @@ def test_a_rating_that_would_pass_the_budget_is_left_out(tmp_path: Path, caplog:
     assert len(folder.ledger(plan_of(folder.read_config())).spent(USER).entries) == 2
 
 
-def config(*words: str) -> RunConfig:
+def config(*words: str) -> Settings:
     return load_config([*PRIVATE, *words])
 
 

@@ -20,7 +20,7 @@ from discreet.server.population_account import ADJACENCIES, Population, create_a
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation import runs_on_ray
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job
@@ -51,7 +51,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def job(folder: Path, work: Callable[[RunConfig], object], *words: str) -> Job:
+def job(folder: Path, work: Callable[[Settings], object], *words: str) -> Job:
     config = load_config([*SMALL, *words, f"output_dir={folder}"])
     return Job(folder.name, RunFolder(folder), config, partial(work, config))
 
@@ -60,11 +60,11 @@ def run(*jobs: Job) -> Tally:
     return run_all(jobs, at_a_time=2, shared=jobs[0].folder.path.parent)
 
 
-def fail(config: RunConfig) -> None:
+def fail(config: Settings) -> None:
     raise TypeError("the loss is no tensor\nat all")
 
 
-def die_after_a_charge(config: RunConfig) -> None:
+def die_after_a_charge(config: Settings) -> None:
     """The process dies in round 2, once: its charge is on disk, and its checkpoint is not."""
     begun = (Path(str(config.output_dir)) / "ledger.db").exists()
     if not begun:
@@ -72,7 +72,7 @@ def die_after_a_charge(config: RunConfig) -> None:
     simulate(load_config([*SMALL, f"output_dir={config.output_dir}", f"resume={begun}"]))
 
 
-def die(_: RunConfig) -> None:
+def die(_: Settings) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -18,7 +18,7 @@ from discreet.server.round import CohortSampling
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.run_config import RunConfig
+from discreet.settings.settings import Settings
 from discreet.simulation.engine import engine_of
 from discreet.simulation.in_process import simulate
 
@@ -60,7 +60,7 @@ def test_a_view_larger_than_the_data_set_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "run", "data.examples_per_client=1438")
 
 
-def not_covered(config: RunConfig) -> list[str]:
+def not_covered(config: Settings) -> list[str]:
     return [
         said for guarantee in planned(config).guarantees for said in guarantee.not_covered if "views overlap" in said
     ]

@@ -93,7 +93,7 @@ class RayConfig:
 
 
 @section("")
-class RunConfig:
+class Settings:
     """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a ConfigError."""
 
     rounds: Count = 30
@@ -140,7 +140,7 @@ class RunConfig:
         return self.sampling_probability * self.population_size
 
 
-def _check_cohort(config: RunConfig) -> None:
+def _check_cohort(config: Settings) -> None:
     if config.population_size < config.data.num_clients:
         raise ConfigError(
             f"sampling.population_size must be at least data.num_clients = {config.data.num_clients}, the clients that "
@@ -151,7 +151,7 @@ def _check_cohort(config: RunConfig) -> None:
         check_value(round(config.expected_cohort), name, at_least(1))
 
 
-def _check_account(config: RunConfig) -> None:
+def _check_account(config: Settings) -> None:
     user = config.privacy.user
     if user.account is None:
         return
@@ -167,7 +167,7 @@ def _check_account(config: RunConfig) -> None:
         )
 
 
-def client_settings(config: RunConfig) -> ClientSettings:
+def client_settings(config: Settings) -> ClientSettings:
     """The settings that clients are told, checked: without the folders, hosts and ports of the server."""
     privacy = config.privacy
     user = UserTerms(
@@ -189,7 +189,7 @@ def client_settings(config: RunConfig) -> ClientSettings:
     return ClientSettings(model=config.model.name, data=replace(config.data, path=None), user=user, **asked)
 
 
-def described(config: RunConfig) -> dict[str, Any]:
+def described(config: Settings) -> dict[str, Any]:
     """The configuration as a nested dictionary; of another Flower app without what its clients alone decide."""
     settings = asdict(config)
     if config.model.name == FLOWER_APP:
