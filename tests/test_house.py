@@ -30,7 +30,6 @@ KNOTS = {
     ("server.session", "evaluation.predictions"),
     ("server.session", "evaluation.private_evaluation"),
     ("server.session", "evaluation.private_statistics"),
-    ("server.training_run", "evaluation.private_evaluation"),
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PRIVACY_KNOWS_NOT = {"flwr", "hydra", "omegaconf", "sklearn", "flwr_datasets"}

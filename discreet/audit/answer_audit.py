@@ -126,6 +126,7 @@ def _joined(plan: Plan, settings: RoundSettings) -> Score:
         cohort = [TrainReply(1, sent * update, below, answer=_answer(sent, answers.length))] if sent else []
         after, seen = dp_fedavg_round(start, cohort, settings, source=source, charge=lambda _: None)
         assert seen.answers is not None
-        return float(auditor.scores(start, after, seen.fraction_below)[0]) + seen.answers.values[0] / answers.stddev**2
+        answer = float(seen.answers.values[0]) / answers.stddev**2
+        return float(auditor.scores(start, after, seen.fraction_below)[0]) + answer
 
     return score

@@ -22,10 +22,10 @@ from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Task
-from discreet.evaluation.private_evaluation import Unrated
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import take_all
 from discreet.protocol.messages import TRAIN, TrainReply, Work
+from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.plan import Plan
 from discreet.server.run_plan import round_settings
 from discreet.server.session import opened, resolve
@@ -136,10 +136,10 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
         auditor, rounds = Auditor.of(round_settings(plan), canaries), list[Scores]()
         before, after = context.state, context.state
 
-        def evaluate(now: State) -> Unrated:
+        def evaluate(now: State) -> EvaluationResult:
             nonlocal before, after
             before, after = after, now
-            return Unrated(())
+            return unrated()
 
         def score(row: Mapping[str, object]) -> None:
             values = auditor.scores(before, after, row["fraction_below"], transport.others)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
 from discreet.evaluation.roc import roc_points, write_roc
-from discreet.protocol.messages import Work
-from discreet.queries.query import EVALUATION, Query, Sums
-from discreet.queries.scores import BY_NOISE, ERROR, Rated
+from discreet.queries.query import Query, Sums
+from discreet.queries.scores import BY_NOISE, ERROR, Rated, unrated
 from discreet.server.round import RoundSettings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.evaluation import EvaluationConfig
@@ -20,23 +19,10 @@ from discreet.settings.evaluation import EvaluationConfig
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-TRAIN_AND_RATE, RATE = Work(trains=True, query=EVALUATION), Work(trains=False, query=EVALUATION)
+Unrated = unrated
 LARGEST_ERROR = 0.02  # of an accuracy: with more, differences between models drown
 
 logger = logging.getLogger("discreet")
-
-
-@dataclass(frozen=True)
-class Unrated:
-    """The empty result of a server that has no test set. `names`: of the numbers that clients may add later."""
-
-    names: tuple[str, ...]
-    loss: float | None = None
-
-    @property
-    def scores(self) -> Mapping[str, float | None]:
-        """A row of metrics.csv has a place for each number and for its standard errors."""
-        return dict.fromkeys([f"{name}{end}" for end in ("", ERROR, BY_NOISE) for name in self.names])
 
 
 @dataclass(frozen=True)

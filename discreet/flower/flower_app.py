@@ -16,7 +16,6 @@ from safetensors.torch import save
 
 import discreet
 from discreet.data.examples import TaskShape
-from discreet.evaluation.private_evaluation import Unrated
 from discreet.flower.array_layout import ArrayLayout
 from discreet.flower.flower_messages import FlowerMessages
 from discreet.flower.grid_transport import GridTransport
@@ -28,6 +27,7 @@ from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.protocol.messages import VirtualClient
 from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
+from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import check_noise
 from discreet.server.plan import Plan, plan_of, resolve_noise
 from discreet.server.resuming import same_settings
@@ -54,31 +54,18 @@ UNSEEN = (
 )
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
-    """The result of a server's own evaluation, if it has one: see `evaluation_result`."""
-
-    loss: float | None = None
-    accuracy: float | None = None
-
-    @property
-    def scores(self) -> dict[str, float | None]:
-        """As a row of metrics.csv has them."""
-        return {"accuracy": self.accuracy}
-
-
 def evaluation_result(metrics: MetricRecord | None) -> EvaluationResult:
     """Loss and accuracy among metrics: the first number whose name is or ends in `loss`, and in `accuracy` or `acc`.
 
     >>> evaluation_result(MetricRecord({"test_acc": 0.5, "num-examples": 10}))
-    EvaluationResult(loss=None, accuracy=0.5)
+    EvaluationResult(loss=None, scores={'accuracy': 0.5})
     """
     numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
 
     def ending(*ends: str) -> float | None:
         return next((float(value) for name, value in numbers.items() if name.lower().endswith(ends)), None)
 
-    return EvaluationResult(ending("loss"), ending("accuracy", "acc"))
+    return EvaluationResult(ending("loss"), {"accuracy": ending("accuracy", "acc")})
 
 
 @dataclass(eq=False)
@@ -188,7 +175,7 @@ class FlowerApp:
         query = run.plan.query
         if evaluation.evaluate_fn is None and query is None:
             logger.warning("%s", UNSEEN)
-        nothing = Unrated(query.names()) if query else None
+        nothing = unrated(query.names()) if query else None
         after = evaluation.after if nothing is None else lambda _: nothing
         return TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round)
 

@@ -27,7 +27,7 @@ from discreet.models.models import frozen_digest
 from discreet.protocol.run_end import end_run
 from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
 from discreet.server.resuming import run_config
-from discreet.server.run_context import Interruptible
+from discreet.server.run_context import interruptible
 from discreet.server.run_folder import change_state, state_of
 from discreet.server.run_plan import answers_of
 from discreet.server.session import Session, check_secure, finish, prepare
@@ -104,7 +104,7 @@ def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
         session = prepare(config, simulated=simulated, held=held)
         virtual = _virtual(session, held) if simulated else None
         transport = _transport(grid, session, virtual)
-        with Interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
+        with interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
             if config.statistics.only:
                 ask_and_end(session, transport)
                 return

@@ -24,7 +24,7 @@ from discreet.flower.strategy_settings import (
     said_of,
 )
 from discreet.logs import log_to
-from discreet.server.run_context import Interruptible
+from discreet.server.run_context import interruptible
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
@@ -175,7 +175,7 @@ class DPFedAvg(Strategy):
                 run = app.opened(asked, initial_arrays, evaluation, simulated=simulated, held=held)
             transport = app.transport(grid, run, evaluation.layout, train_config, held)
             training = app.training(run, evaluation, transport)
-            with Interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
+            with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
                 outcome = training.run()
                 app.close(run, outcome, evaluation.layout)
         self.outcome = outcome

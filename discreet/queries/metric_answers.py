@@ -30,6 +30,7 @@ from discreet.queries.answers import (
     root_of,
     shares_of,
 )
+from discreet.queries.metrics import right_of
 
 SCORE_BINS, LARGEST_LOGIT = 32, 8.0  # of scores, in logits: half a logit each
 CONFIDENCE_BINS, CLIENT_BINS = 10, 20
@@ -55,14 +56,6 @@ def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[Block, ...]:
 def metrics_of(kind: str) -> list[str]:
     """The names of the metrics of a kind of target."""
     return [name for name, (kinds, _) in _METRICS.items() if kind in kinds]
-
-
-def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """True for each example (n,), or each of its labels or positions (n, k), that is right: padding never is. NaN is
-    wrong, though argmax takes it for the largest value."""
-    if targets.dtype == torch.int64:
-        return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
-    return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
 
 
 def _scalar(name: str, largest: float, value: Answer, root: bool = False) -> Block:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,36 +11,15 @@ from discreet.data.examples import Examples
 from discreet.data.targets import CLASS, LABELS, NUMBERS, Target
 from discreet.models.models import outputs_of
 from discreet.per_example.objective import PADDING, Loss, cross_entropy
-from discreet.queries.metric_answers import right_of
-from discreet.queries.scores import main_score
+from discreet.queries.scores import EvaluationResult
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The loss and the scores of a model.
-
-    Attributes:
-      loss: the mean loss of an example; cross entropy is in nats.
-      scores: by name. Of classes and sequences: accuracy, the share that is right, of all positions
-        that are not padding. Of labels: accuracy, the share of all labels that is right, and auc, the mean over the
-        labels (NaN if every label is all 0 or all 1). Of numbers: r2, and mae, the mean absolute error in their own
-        units, both as the mean over the numbers.
-      num_examples: at least 1.
-    """
-
-    loss: float
-    scores: Mapping[str, float]
-    num_examples: int
-
-    @property
-    def accuracy(self) -> float:
-        """Of classes, labels or positions, in [0, 1]."""
-        return self.scores["accuracy"]
-
-    @property
-    def score(self) -> float:
-        """The score by which models are compared: larger is better."""
-        return self.scores[main_score(self.scores)]
+def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    """True for each example (n,), or each of its labels or positions (n, k), that is right: padding never is. NaN is
+    wrong, though argmax takes it for the largest value."""
+    if targets.dtype == torch.int64:
+        return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
+    return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
 
 
 @torch.no_grad()
@@ -53,8 +30,13 @@ def evaluate(
     loss: Loss = cross_entropy,
     target: Target = CLASS,
     batch_size: int = 1024,
-) -> Evaluation:
+) -> EvaluationResult:
     """Mean loss and scores of `model` on `examples`, at least one, without gradients and in evaluation mode.
+
+    Cross entropy is in nats. The scores of classes and sequences: accuracy, the share that is right, of all positions
+    that are not padding. Of labels: accuracy, the share of all labels that is right, and auc, the mean over the labels
+    (NaN if every label is all 0 or all 1). Of numbers: r2, and mae, the mean absolute error in their own units, both as
+    the mean over the numbers.
 
     Runs on the device of the model's parameters and leaves the model's training mode as it was. Outputs that are not
     finite make the loss NaN or infinite; an example with a NaN among its logits counts as wrong.
@@ -75,7 +57,7 @@ def evaluate(
     if target.kind == NUMBERS:
         each = number_scores(target.in_units(torch.cat(kept)), target.in_units(examples.targets.cpu()))
         scores = {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
-    return Evaluation(total / len(examples), scores, len(examples))
+    return EvaluationResult(total / len(examples), scores)
 
 
 def mean_auc(outputs: Tensor, targets: Tensor) -> float:

@@ -13,6 +13,20 @@ MAIN = ("accuracy", "r2")
 ERROR, BY_NOISE = "_error", "_error_by_noise"
 
 
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The evaluation of a model: its loss, the lower the better, and its scores by name; None: not known."""
+
+    loss: float | None
+    scores: Mapping[str, float | None]
+
+
+def unrated(names: Iterable[str] = ()) -> EvaluationResult:
+    """The empty result of a server that has no test set. A row of metrics.csv has a place for each number that clients
+    may add later, and for its standard errors."""
+    return EvaluationResult(None, dict.fromkeys([f"{name}{end}" for end in ("", ERROR, BY_NOISE) for name in names]))
+
+
 def main_score(names: Iterable[str]) -> str:
     """The name of the score by which models with these columns are compared; accuracy if there is none yet."""
     given = {*names}

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from discreet.accounting.noise_ratio import noise_ratio
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
-from discreet.mechanisms.mechanism import Round, ServerRelease
+from discreet.mechanisms.mechanism import Released, Round, ServerRelease
 from discreet.mechanisms.sums import Replies
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
-from discreet.queries.query import Sums
 from discreet.server import server_optimizer
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.state import State
@@ -81,23 +80,6 @@ class RoundSettings:
         return Round(state.round, state.params.numel(), state.clip_norm, self.expected_cohort, source, charge, answers)
 
 
-@dataclass(frozen=True)
-class RoundMetrics:
-    """The numbers of a round that may be published.
-
-    Attributes:
-      clip_norm: the norm that clipped this round.
-      fraction_below: the noised fraction of update norms at or below it; None without an adaptive clip norm.
-      replies: how many updates were added up. Who takes part is not covered by the guarantee.
-      answers: the noised sum of the answers to a query; None in a round without one.
-    """
-
-    clip_norm: float
-    fraction_below: float | None
-    replies: int
-    answers: Sums | None = None
-
-
 def dp_fedavg_round(
     state: State,
     replies: Replies,
@@ -105,8 +87,8 @@ def dp_fedavg_round(
     *,
     source: RandomSource,
     charge: Callable[[DpEvent], None],
-) -> tuple[State, RoundMetrics]:
-    """Releases what one cohort has sent, and applies it.
+) -> tuple[State, Released]:
+    """Releases what one cohort has sent, and applies it. Returns the state after, and what was released.
 
     Args:
       replies: consumed as they come, each update clipped here unless it is a part of this very sum. May be empty: then
@@ -121,15 +103,13 @@ def dp_fedavg_round(
     # The server's optimizer sees no more than the noised mean.
     change = (released.total / settings.expected_cohort).to(state.params.dtype)
     after = server_optimizer.apply(settings.optimizer, state, change, noise_energy=_noise_energy(state, settings))
-    metrics = RoundMetrics(state.clip_norm, released.fraction_below, released.replies, released.answers)
-    return replace(after, clip_norm=released.clip_norm), metrics
+    return replace(after, clip_norm=released.clip_norm), released
 
 
 def _noise_energy(state: State, settings: RoundSettings) -> float:
     """The expected squared norm of a round's noise, on the average."""
-    release = settings.release
+    release, size, cohort = settings.release, state.params.numel(), settings.expected_cohort
     if release.sum_noise == 0:
         return 0.0
-    size, cohort = state.params.numel(), settings.expected_cohort
     ratio = noise_ratio(release.sum_noise, num_params=size, expected_cohort=cohort)
     return (release.norm(state.clip_norm) * ratio) ** 2

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from torch import Tensor
 
@@ -131,23 +130,16 @@ def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
     logger.info("run folder: %s", run.folder.path)
 
 
-@dataclass(frozen=True)
-class Interruptible:
+@contextmanager
+def interruptible(folder: RunFolder, goes_on_by: str) -> Iterator[None]:
     """A block that, if it ends by any error, leaves a folder that says so, and says how the run goes on.
 
     The ledger and the checkpoint are whole at any moment. SystemExit is what Flower makes of SIGTERM and SIGINT.
     """
-
-    folder: RunFolder
-    goes_on_by: str
-
-    def __enter__(self) -> None:
-        """Nothing is to be done."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is None:
-            return
+    try:
+        yield
+    except BaseException as error:
         asked = isinstance(error, SystemExit | KeyboardInterrupt)
-        reason = "the server was asked to end" if asked else str(error) or type(error).__name__
-        done = note_interruption(self.folder, reason)
-        logger.warning("interrupted after round %d: %s goes on", done, self.goes_on_by)
+        done = note_interruption(folder, "the server was asked to end" if asked else str(error) or type(error).__name__)
+        logger.warning("interrupted after round %d: %s goes on", done, goes_on_by)
+        raise

@@ -7,24 +7,24 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.evaluation.private_evaluation import RATE, TRAIN_AND_RATE, EvaluationPlan
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, Work
-from discreet.queries.scores import main_score
-from discreet.server.progress import Progress, round_line
-from discreet.server.round import RoundMetrics, RoundSettings, dp_fedavg_round
+from discreet.queries.query import RATE, TRAIN_AND_RATE
+from discreet.queries.scores import SCORES, EvaluationResult, main_score
+from discreet.server.progress import Progress
+from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunStatus, read_status, write_status
 from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
 from discreet.server.state import Outcome, State
-from discreet.server.stopping_rule import ClipWatch, stopping_reason
 from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
 from discreet.settings.privacy import GUARANTEES, USER
 
@@ -32,22 +32,19 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 OnRound = Callable[[Mapping[str, object]], None]
+Scores = EvaluationResult
 
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
+PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
+FACTOR = 2.0  # times the loss of a model that gives 0 throughout
+CUT_ROUNDS, CUT_SHARE = 3, 0.2  # rounds in a row with a smaller share of norms within the clip norm
+UNRANKED = (-math.inf, -math.inf)
+
+LINE_WIDTH = 100  # of a terminal
+# What a line that is too long leaves out, one after the other; metrics.csv has it.
+LEFT_OUT = ("seconds", "clip", "loss", *SCORES[1:])
 
 logger = logging.getLogger("discreet")
-
-
-class Scores(Protocol):
-    """The evaluation of a model on the server's public test set. None: not known."""
-
-    @property
-    def loss(self) -> float | None:
-        """The lower the better."""
-
-    @property
-    def scores(self) -> Mapping[str, float | None]:
-        """By their names in `discreet.queries.scores.SCORES`; the higher the `main_score`, the better."""
 
 
 class TrainingRun:
@@ -65,28 +62,24 @@ class TrainingRun:
         context: RunContext,
         *,
         transport: Transport,
-        evaluate: Callable[[State], Scores],
+        evaluate: Callable[[State], EvaluationResult],
         on_round: OnRound | None = None,
     ) -> None:
-        plan = context.plan
-        self.settings, self.sampling = round_settings(plan), cohort_sampling(plan)
-        self.evaluation = evaluation_plan(plan)
+        self.context, self.plan, self.folder, self.ledger = context, context.plan, context.folder, context.ledger
+        self.settings, self.sampling = round_settings(self.plan), cohort_sampling(self.plan)
+        self.evaluation = evaluation_plan(self.plan)
         check_exchange(transport, masked=self.settings.release.masked)
-        self.context, self.plan, self.transport, self.evaluate = context, plan, transport, evaluate
-        self.folder, self.ledger, self.rounds = context.folder, context.ledger, plan.run.rounds
-        self.on_round, self.mechanisms = on_round, plan.mechanisms
-        self.finite = tuple(name for each in self.mechanisms.values() for name in each.finite)
-        self.progress = Progress(None, self.rounds)
-        before = read_status(self.folder) or RunStatus("running", self.rounds)
-        self.status = replace(before, state="running", rounds=self.rounds, reason=None)
+        self.transport, self.evaluate, self.on_round = transport, evaluate, on_round or (lambda _: None)
+        self.finite = tuple(name for each in self.plan.mechanisms.values() for name in each.finite)
         self.available: Sequence[int] = ()
-        self.out: set[int] = set()
-        self.abandoned, before_now = 0, self.folder.read_metrics()
-        shares = [row["fraction_below"] for row in before_now]
-        self.clip_watch = ClipWatch(self.settings.release.clipping, [share for share in shares if share is not None])
-        rows = [(row["loss"], row[main_score(row)]) for row in before_now]
-        self.losses = [loss for loss, _ in rows if loss is not None]
-        self.best = max((_score(*row) for row in rows if _is_finite(row[0])), default=(-math.inf, -math.inf))
+        self.refused: set[int] = set()
+        self.warned: set[str] = set()
+        self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
+        self.best = max(map(_rank, self.rows), default=UNRANKED)
+        rounds = self.plan.run.rounds
+        before = read_status(self.folder) or RunStatus("running", rounds)
+        self.status = replace(before, state="running", rounds=rounds, reason=None)
+        self.progress: Progress | None = None
 
     def run(self, *, progress: TextIO | None = None) -> Outcome:
         """Goes on from the context's state to the planned number of rounds, or until a budget is spent or training is
@@ -96,31 +89,95 @@ class TrainingRun:
         whoever called this has written its last files: see `discreet.server.session.finish`. `progress` is the
         terminal to show on how far the run is.
         """
-        checkpoint = self.context.state
+        state, rounds = self.context.state, self.plan.run.rounds
         if self.folder.load_checkpoint(best=True) is None:
-            self.folder.save_checkpoint(checkpoint, best=True)
+            self.folder.save_checkpoint(state, best=True)
         write_status(self.folder, self.status)
-        logger.info("%d rounds, expected cohort %g", self.rounds, self.settings.expected_cohort)
+        logger.info("%d rounds, expected cohort %g", rounds, self.settings.expected_cohort)
         if self.evaluation:
             self.evaluation.announce()
-        self.progress = Progress(progress, self.rounds)
-        self._look_at_account(checkpoint)
-        with self.progress.shown(checkpoint.round):
-            outcome = self._run_rounds(checkpoint)
-        return replace(outcome, checkpoint=self.rate(outcome.checkpoint, is_last=True))
+        self._look_at_account(state)
+        if progress is not None and progress.isatty():
+            self.progress = Progress(progress, rounds)
+        with nullcontext() if self.progress is None else self.progress.shown(state.round):
+            outcome = self._run_rounds(state)
+        return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
 
-    def _look_at_account(self, checkpoint: State) -> None:
+    def _look_at_account(self, state: State) -> None:
         """Says what the population has spent before this run, and how far its budget reaches."""
         if self.ledger.account is None:
             return
-        rounds = [self._settings_of(number + 1).release for number in range(checkpoint.round, self.rounds)]
-        charges = [Charge(0, USER, "", each.event) for each in rounds if each.event is not None]
-        plan, ratings = self.evaluation, list[Charge]()
+        plan, rounds, ratings = self.evaluation, self.plan.run.rounds, list[Charge]()
+        releases = [self._settings_of(number + 1).release for number in range(state.round, rounds)]
+        charges = [Charge(0, USER, "", each.event) for each in releases if each.event is not None]
         if plan and plan.event:
-            ratings.append(Charge(0, USER, "", plan.event, plan.left(checkpoint.round, rounds=self.rounds)))
+            ratings.append(Charge(0, USER, "", plan.event, plan.left(state.round, rounds=rounds)))
         logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
 
-    def rate(self, last: State, *, is_last: bool) -> State:
+    def _run_rounds(self, state: State) -> Outcome:
+        attempts = 0
+        while (lost := stopping_reason(self._public("loss"), chance_loss=self.plan.chance_loss)) is None:
+            number = state.round + 1
+            if number > self.plan.run.rounds:
+                return Outcome(state, None)
+            try:
+                release = self._settings_of(number).release
+                if release.guarantee is not None and release.event is not None:
+                    self._check_room(release.guarantee, release.event, "the next round")
+                state, stats = self._next_round(state)
+            except BudgetSpent as spent:
+                return Outcome(state, self.context.says(str(spent)))
+            except RoundAbandoned as loss:
+                attempts += 1
+                logger.warning("round %d is abandoned, unread: %s", number, loss)
+                lacking = ReplyStats()
+                lacking.miss(loss.failures)
+                lacking.log_failures()
+                if attempts == MOST_ABANDONED:
+                    return Outcome(state, f"round {number} was abandoned {MOST_ABANDONED} times: {loss}")
+                continue
+            attempts, state = 0, self._rate_if_due(state, is_last=False)
+            if USER not in self.plan.mechanisms and stats.refused and self._nobody_left():
+                return Outcome(state, f"every client refuses; the last one: {stats.reasons[-1]}")
+        best = self.folder.load_checkpoint(best=True)
+        assert best is not None
+        kept = f"the one after round {best.round}" if best.round else "the untrained one"
+        return Outcome(state, f"{lost}; the model is {kept}", best)
+
+    def _nobody_left(self) -> bool:
+        """True if every available client has refused in this run. A client that refused once stays out, for a spent
+        budget or a policy does not change."""
+        return len(self.refused) >= len(self.available) > 0 and self.refused.issuperset(self.available)
+
+    def _next_round(self, before: State) -> tuple[State, ReplyStats]:
+        """Does the round after `before`; writes ledger, metrics, checkpoint, in that order."""
+        self.available = self.transport.available_clients()  # the time that it waits for clients is no round's
+        started, number, cohort = time.monotonic(), before.round + 1, self.draw_cohort(before)
+        settings, stats = self._settings_of(number), ReplyStats(self.finite)
+        replies = self._ask(before, cohort, TRAIN if settings.answers is None else TRAIN_AND_RATE)
+        if self.progress is not None:
+            replies = self.progress.counted(replies, cohort=len(cohort))
+        noise = self._source(number).child("noise")
+        charge = partial(self._charge, number, settings.release.guarantee or USER)
+        state, released = dp_fedavg_round(before, stats.accept(replies), settings, source=noise, charge=charge)
+        for name, each in self.plan.mechanisms.items():
+            if each.at_server and each.reported:  # each client accounts it too: the event is the same for all of them
+                stats.epsilons |= dict.fromkeys(each.reported, self._epsilon(name))
+        self.refused |= stats.refused
+        if self.evaluation and released.answers:
+            self.evaluation.write(self.folder, before.round, released.answers, also=self.on_round)
+        after = stats.added_to(state)
+        facts = {"fraction_below": released.fraction_below, "cohort": len(cohort), "replies": released.replies}
+        row = self._write(after, {"clip_norm": before.clip_norm, **facts}, stats, started)
+        # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
+        self.folder.save_checkpoint(after, account=self.ledger.account.position() if self.ledger.account else None)
+        if (rank := _rank(row)) > self.best:
+            self.best = rank
+            self.folder.save_checkpoint(after, best=True)
+        self.on_round(row)  # after the checkpoint: a hook that fails costs no round
+        return after, stats
+
+    def _rate_if_due(self, last: State, *, is_last: bool) -> State:
         """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
         words, if it would pass the budget. Returns `last` with what clients have reported of their accounts."""
         plan = self.evaluation
@@ -129,26 +186,21 @@ class TrainingRun:
         try:
             if plan.event is not None:
                 self._check_room(USER, plan.event, "rating the model")
-            return self._rate(plan, last)
+            self.available = self.transport.available_clients()
+            source = self.context.source.child("evaluation", last.round)
+            stats = ReplyStats(self.finite)
+            replies = self._ask(last, self.sampling.draw(self.available, source.child("cohort")), RATE)
+            at = plan.joined.of_round(last, source.child("noise"), partial(self._charge, last.round, USER))
+            sums = plan.joined.release.rate(stats.accept(replies), at, plan.event)
         except (BudgetSpent, RoundAbandoned) as reason:
             logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
             return last
-
-    def _rate(self, plan: EvaluationPlan, last: State) -> State:
-        self.available = self.transport.available_clients()
-        source = self.context.source.child("evaluation", last.round)
-        stats = ReplyStats(finite=self.finite)
-        cohort = self.sampling.draw(self.available, source.child("cohort"))
-        replies = self._ask(last, cohort, RATE)
-        charge, noise = partial(self._charge, last.round, USER), source.child("noise")
-        at = plan.joined.of_round(last, noise, charge)
-        sums = plan.joined.release.rate(stats.accept(replies), at, plan.event)
         stats.log_failures()
         rated = stats.added_to(last)
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
-        plan.write(self.folder, last.round, sums, also=self._tell, spent=self._epsilons(rated))
+        plan.write(self.folder, last.round, sums, also=self.on_round, spent=self._epsilons(rated))
         return rated
 
     def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
@@ -158,143 +210,64 @@ class TrainingRun:
             round_number=number, params=params, clip_norm=last.clip_norm, cohort=cohort, work=work
         )
 
-    def _run_rounds(self, checkpoint: State) -> Outcome:
-        while (lost := stopping_reason(self.losses, chance_loss=self.plan.chance_loss)) is None:
-            if checkpoint.round >= self.rounds:
-                return Outcome(checkpoint, None)
-            try:
-                release = self._settings_of(checkpoint.round + 1).release
-                if release.guarantee is not None and release.event is not None:
-                    self._check_room(release.guarantee, release.event, "the next round")
-                checkpoint, stats = self._next_round(checkpoint)
-            except BudgetSpent as spent:
-                return Outcome(checkpoint, self.context.says(str(spent)))
-            except RoundAbandoned as loss:
-                if self._gives_up(checkpoint.round + 1, loss):
-                    return Outcome(
-                        checkpoint, f"round {checkpoint.round + 1} was abandoned {MOST_ABANDONED} times: {loss}"
-                    )
-                continue
-            self.abandoned = 0
-            checkpoint = self.rate(checkpoint, is_last=False)
-            if USER not in self.mechanisms and stats.refused and self._nobody_left():
-                return Outcome(checkpoint, f"every client refuses; the last one: {stats.reasons[-1]}")
-        best = self.folder.load_checkpoint(best=True)
-        assert best is not None
-        kept = f"the one after round {best.round}" if best.round else "the untrained one"
-        return Outcome(checkpoint, f"{lost}; the model is {kept}", best)
-
-    def _joins(self, number: int) -> bool:
-        """True if the cohort of a round also rates the model that it starts from."""
-        return self.evaluation is not None and self.evaluation.config.joins(number)
-
     def _settings_of(self, number: int) -> RoundSettings:
-        return self.evaluation.joined if self.evaluation and self._joins(number) else self.settings
+        """The constants of a round: another release if its cohort also rates the model that it starts from."""
+        plan = self.evaluation
+        return plan.joined if plan and plan.config.joins(number) else self.settings
 
-    def _epsilon(self, spent: PrivacyLedger) -> float:
-        return spent.epsilon(self.plan.run.delta, self.plan.run.accountant)
+    def draw_cohort(self, checkpoint: State) -> list[int]:
+        """The next round's cohort of the clients that can be asked."""
+        return self.sampling.draw(self.available, self._source(checkpoint.round + 1).child("cohort"))
+
+    def _source(self, number: int) -> RandomSource:
+        return self.context.source.child("round", number)
+
+    def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
+        self.ledger.charge([Charge(number, guarantee, "", event)])
 
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
         """Raises BudgetSpent if an event would pass the budget of this run or, if it charges an account, of all
         runs over the same population; the message says what is left."""
         require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, budget=self.plan.budget(guarantee))
 
-    def draw_cohort(self, checkpoint: State) -> list[int]:
-        """The next round's cohort of the clients that can be asked."""
-        return self.sampling.draw(self.available, self._draw(checkpoint).child("cohort"))
+    def _public(self, column: str) -> list[float]:
+        """The numbers in a column of metrics.csv."""
+        return [row[column] for row in self.rows if row[column] is not None]
 
-    def _nobody_left(self) -> bool:
-        """True if every available client has refused in this run. A client that refused once stays out, for a spent
-        budget or a policy does not change."""
-        return len(self.out) >= len(self.available) > 0 and self.out.issuperset(self.available)
-
-    def _gives_up(self, number: int, lost: RoundAbandoned) -> bool:
-        """Counts an attempt of a round that was abandoned, and says whether it was the last one."""
-        stats = ReplyStats()
-        stats.miss(lost.failures)
-        logger.warning("round %d is abandoned, unread: %s", number, lost)
-        stats.log_failures()
-        self.abandoned += 1
-        return self.abandoned == MOST_ABANDONED
-
-    def _next_round(self, checkpoint: State) -> tuple[State, ReplyStats]:
-        """Does the round after `checkpoint`; writes ledger, metrics, checkpoint, in that order."""
-        self.available = self.transport.available_clients()  # the time that it waits for clients is no round's
-        started, cohort = time.monotonic(), self.draw_cohort(checkpoint)
-        work = TRAIN_AND_RATE if self._joins(checkpoint.round + 1) else TRAIN
-        replies = self.progress.counted(self._ask(checkpoint, cohort, work), cohort=len(cohort))
-        stats = ReplyStats(cohort=len(cohort), finite=self.finite)
-        state, metrics = self._round(checkpoint, replies, stats)
-        self.out |= stats.refused
-        if self.evaluation and metrics.answers:
-            self.evaluation.write(self.folder, checkpoint.round, metrics.answers, also=self._tell)
-        for note in self.clip_watch.notes(state.clip_norm, metrics.fraction_below):
-            logger.warning("%s", self.context.says(note))
-        after = stats.added_to(state)
-        evaluation, row = self._report(after, metrics, stats, started)
-        # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
-        self.folder.save_checkpoint(after, account=self.ledger.account.position() if self.ledger.account else None)
-        score = _score(evaluation.loss, evaluation.scores.get(main_score(evaluation.scores)))
-        if _is_finite(evaluation.loss) and score > self.best:
-            self.best = score
-            self.folder.save_checkpoint(after, best=True)
-        self._tell(row)  # after the checkpoint: a hook that fails costs no round
-        return after, stats
-
-    def _round(self, checkpoint: State, replies: Iterable[Brought], stats: ReplyStats) -> tuple[State, RoundMetrics]:
-        number = checkpoint.round + 1
-        settings = self._settings_of(number)
-        charge = partial(self._charge, number, settings.release.guarantee or USER)
-        accepted, noise = stats.accept(replies), self._draw(checkpoint).child("noise")
-        done = dp_fedavg_round(checkpoint, accepted, settings, source=noise, charge=charge)
-        for name, each in self.mechanisms.items():
-            if (
-                each.at_server and each.reported
-            ):  # of what clients account too, each for itself: the event is the same for all of them
-                stats.epsilons |= dict.fromkeys(each.reported, self._epsilon(self.ledger.spent(name)))
-        return done
-
-    def _tell(self, row: Mapping[str, object]) -> None:
-        if self.on_round is not None:
-            self.on_round(row)
-
-    def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
-        self.ledger.charge([Charge(number, guarantee, "", event)])
-
-    def _draw(self, checkpoint: State) -> RandomSource:
-        return self.context.source.child("round", checkpoint.round + 1)
-
-    def _report(
-        self, after: State, metrics: RoundMetrics, stats: ReplyStats, started: float
-    ) -> tuple[Scores, dict[str, object]]:
-        """Evaluates, and writes metrics, status and log. Returns the row too."""
+    def _write(self, after: State, facts: Mapping[str, object], stats: ReplyStats, started: float) -> dict[str, object]:
+        """Evaluates; writes metrics, status and log. Returns the row."""
         evaluation = self.evaluate(after)
         row: dict[str, object] = {
             "round": after.round,
             "loss": evaluation.loss,
             **evaluation.scores,
-            "clip_norm": metrics.clip_norm,
-            "fraction_below": metrics.fraction_below,
-            "cohort": stats.cohort,
-            "replies": metrics.replies,
+            **facts,
             **self._epsilons(after),
             "seconds": time.monotonic() - started,
         }
         self.folder.append_metrics(row)
-        self.losses += [] if evaluation.loss is None else [evaluation.loss]
+        self.rows.append(row)
         self.status = after_round(self.status, stats, number=after.round, nodes=len(self.available))
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
-        logger.info(round_line(row, rounds=self.rounds), extra={"fields": fields})
+        logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         stats.log_failures()
-        return evaluation, row
+        notes = clip_notes(self.settings.release.clipping, self._public("fraction_below"), after.clip_norm)
+        for name, note in notes.items():
+            if name not in self.warned:
+                logger.warning("%s", self.context.says(note))
+        self.warned |= notes.keys()
+        return row
+
+    def _epsilon(self, guarantee: str) -> float:
+        return self.ledger.spent(guarantee).epsilon(self.plan.run.delta, self.plan.run.accountant)
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """The epsilon of each guarantee by now; infinity for one that is off."""
         spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
-        for name, each in self.mechanisms.items():
+        for name, each in self.plan.mechanisms.items():
             key = f"epsilon_{name}"
-            spent[key] = after.largest_reported(key) if each.reported else self._epsilon(self.ledger.spent(name))
+            spent[key] = after.largest_reported(key) if each.reported else self._epsilon(name)
         return spent
 
 
@@ -305,10 +278,83 @@ def after_round(status: RunStatus, stats: ReplyStats, *, number: int, nodes: int
     return replace(status, last_failure=stats.reasons[-1], last_failure_round=number) if stats.reasons else status
 
 
-def _score(loss: float | None, score: float | None) -> tuple[float, float]:
+def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
     """The key that the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
-    return score or 0.0, -(loss or 0.0)
+    loss = row["loss"]
+    known = loss is not None and math.isfinite(loss)
+    return (row.get(main_score(row)) or 0.0, -loss) if known else UNRANKED
 
 
-def _is_finite(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss)
+def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | None:
+    """The reason to end training after rounds with these losses, in words; None to go on.
+
+    Training is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times
+    `chance_loss` and the last of them is above the first: a model that starts badly and gets better is not lost.
+    `chance_loss` is the loss of a model that gives 0 throughout: every class the same chance, or the middle of every
+    range.
+
+    A function of public numbers alone, so that a run that is resumed comes to the same end.
+
+    >>> stopping_reason([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
+    'the loss on the public test set diverged: 38 after round 7, 1.9 after round 2'
+    >>> stopping_reason([2.2, math.nan], chance_loss=2.3)
+    'the loss on the public test set is nan after round 2'
+    >>> stopping_reason([50.0, 40.0, 30.0, 20.0, 10.0], chance_loss=2.3) is None
+    True
+    """
+    last, best = losses[-PATIENCE:], min(losses, default=0.0)
+    if last and not math.isfinite(last[-1]):
+        return f"the loss on the public test set is {last[-1]} after round {len(losses)}"
+    if len(last) < PATIENCE or min(last) <= FACTOR * chance_loss or last[-1] <= last[0]:
+        return None
+    return (
+        f"the loss on the public test set diverged: {last[-1]:.4g} after round {len(losses)}, "
+        f"{best:.4g} after round {losses.index(best) + 1}"
+    )
+
+
+def clip_notes(user: UserPrivacy | None, shares: Sequence[float], clip_norm: float) -> dict[str, str]:
+    """Warnings of an adaptive clip norm that lets a model learn little, by what they are about. They read released
+    numbers alone.
+
+    Args:
+      user: None if user-level privacy is off.
+      shares: the noised share of norms within the clip norm, of each round so far; none with a fixed clip norm.
+      clip_norm: of the next round.
+    """
+    if user is None or not shares:
+        return {}
+    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, user.target_quantile / 2), {}
+    if len(last) == CUT_ROUNDS and max(last) < least:
+        notes["cut"] = (
+            f"in {CUT_ROUNDS} rounds in a row a share below {least:g} of the updates was within the clip norm, "
+            f"which is {clip_norm:.3g} now: nearly all are cut, and the model learns little. Begin with a larger "
+            f"privacy.user.clip.norm, such as {10 * clip_norm:.1g}"
+        )
+    if clip_norm >= user.clip_max:
+        notes["ceiling"] = (
+            f"the clip norm has reached privacy.user.clip.max={user.clip_max:g} and grows no further: either noise "
+            "drives the model, or privacy.user.clip.norm, the first one, was far too small"
+        )
+    return notes
+
+
+def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
+    """A round in one line: what a person watches, in at most `LINE_WIDTH` characters. Guarantees that are off have no
+    epsilon here; a run names them when it starts and when it ends.
+
+    >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "epsilon_user": 1.5, "seconds": 0.25}
+    >>> round_line(row, rounds=30)
+    'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
+    """
+    shown = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
+    spent = {name: row.get(f"epsilon_{name}", math.inf) for name in GUARANTEES}
+    on = [f"{name} {value:.3f}" for name, value in spent.items() if math.isfinite(value)]
+    parts = {"round": f"round {row['round']}/{rounds}"}
+    parts |= {name: f"{name} {row[column]:{form}}" for name, column, form in shown if row.get(column) is not None}
+    parts |= {"replies": f"replies {row['replies']}/{row['cohort']}", "epsilon": f"epsilon {' '.join(on) or 'none'}"}
+    parts["seconds"] = f"{row.get('seconds', math.nan):.1f} s"
+    for name in LEFT_OUT:
+        if len("  ".join(parts.values())) > LINE_WIDTH:
+            parts.pop(name, None)
+    return "  ".join(parts.values())

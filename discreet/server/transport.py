@@ -42,14 +42,12 @@ Brought = TrainReply | PartialReply | UnopenedSum | Failure
 class RoundAbandoned(Exception):
     """Too few clients are left to open a sum, so that nothing was released by this attempt. A round may be tried again.
 
-    Attributes:
-      reason: in words.
-      failures: of the clients that are missing.
+    failures: of the clients that are missing.
     """
 
     def __init__(self, reason: str, failures: Sequence[Failure] = ()) -> None:
         super().__init__(reason)
-        self.reason, self.failures = reason, tuple(failures)
+        self.failures = tuple(failures)
 
 
 def check_exchange(transport: object, *, masked: bool) -> None:
@@ -80,41 +78,46 @@ class Transport(Protocol):
 
 @dataclass
 class ReplyStats:
-    """Statistics of a round's replies: counted as they pass, kept apart from their sum."""
+    """Statistics of a round's replies: counted as they pass, kept apart from their sum.
 
-    cohort: int = 0
+    Attributes:
+      epsilons: the largest that clients report; each holds for all of them but the `unaccounted`, who report an
+        infinite one of those that this run keeps `finite`.
+    """
+
+    finite: tuple[str, ...] = ()
     failures: Counter[str] = field(default_factory=Counter)
     reasons: list[str] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
-    finite: tuple[str, ...] = ()
     unaccounted: set[int] = field(default_factory=set)
 
     def accept(self, replies: Iterable[Brought]) -> Iterator[TrainReply | PartialReply | UnopenedSum]:
-        """Passes on what counts. The largest epsilon over clients is kept: it holds for every one of them but the
-        `unaccounted`, who report an infinite one of those that this run keeps `finite`."""
+        """Passes on what counts."""
         for reply in replies:
             if isinstance(reply, Failure):
                 self.miss([reply])
                 continue
-            if isinstance(reply, UnopenedSum):
-                yield reply
-                continue
-            infinite: list[str] = []
-            if isinstance(reply, TrainReply):  # other replies are this process's own
-                infinite = [name for name in self.finite if math.isinf(getattr(reply, name))]
-                if infinite:
-                    reason = f"it reports an infinite {' and '.join(infinite)}"
-                    self._fail(Failure(reply.client, "unaccounted", reason))
-                    self.unaccounted.add(reply.client)
-            for name in set(EPSILONS).difference(infinite):
-                self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+            if not isinstance(reply, UnopenedSum):
+                self._report(reply)
             yield reply
 
+    def _report(self, reply: TrainReply | PartialReply) -> None:
+        infinite: list[str] = []
+        if isinstance(reply, TrainReply):  # other replies are this process's own
+            infinite = [name for name in self.finite if math.isinf(getattr(reply, name))]
+            if infinite:
+                reason = f"it reports an infinite {' and '.join(infinite)}"
+                self.miss([Failure(reply.client, "unaccounted", reason)])
+                self.unaccounted.add(reply.client)
+        for name in set(EPSILONS).difference(infinite):
+            self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+
     def miss(self, failures: Iterable[Failure]) -> None:
-        """Counts clients whose replies are not in a sum that was made elsewhere."""
+        """Counts clients whose replies are not in the sum, or have no epsilon."""
         for failure in failures:
-            self._fail(failure)
+            self.failures[failure.kind] += 1
+            self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")
             if failure.kind == "refused":
                 self.refused.add(failure.client)
 
@@ -122,10 +125,6 @@ class ReplyStats:
         """The state with what clients have reported. A client that sits out a round still has what it spent before."""
         spent = {name: max(getattr(state, name), self.epsilons[name]) for name in EPSILONS}
         return replace(state, **spent, unaccounted=sorted({*state.unaccounted, *self.unaccounted}))
-
-    def _fail(self, failure: Failure) -> None:
-        self.failures[failure.kind] += 1
-        self.reasons.append(f"client {failure.client} {failure.kind}: {failure.reason}")
 
     def log_failures(self) -> None:
         """The first failures in words, and how many more there are."""

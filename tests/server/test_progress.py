@@ -33,7 +33,7 @@ def replies(count: int) -> Iterable[TrainReply | PartialReply | Failure]:
     return [TrainReply(1, torch.zeros(1), below=True), Failure(3, "late", ""), several]
 
 
-def shown(stream: io.StringIO | None, *, rounds: int, done: int, cohorts: list[tuple[int, int]]) -> None:
+def shown(stream: io.StringIO, *, rounds: int, done: int, cohorts: list[tuple[int, int]]) -> None:
     """Rounds of ten seconds each, with as many replies of as large a cohort."""
     now = 0.0
     progress = Progress(stream, rounds, clock=lambda: now)
@@ -73,12 +73,6 @@ def test_it_is_one_line_that_ends_empty() -> None:
     shown(stream, rounds=1, done=0, cohorts=[(5, 5)])
     assert "round 1/1" in stream.getvalue()
     assert stream.getvalue().endswith("\x1b[2K")
-
-
-@pytest.mark.parametrize("stream", [None, io.StringIO()])
-def test_what_is_no_terminal_stays_quiet(stream: io.StringIO | None) -> None:
-    shown(stream, rounds=1, done=0, cohorts=[(5, 5)])
-    assert stream is None or stream.getvalue() == ""
 
 
 def simulated(folder: Path, *words: str, terminal: bool) -> str:

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 import discreet.server.session
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.queries.metrics import Evaluation
+from discreet.queries.scores import EvaluationResult
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
-from discreet.server.stopping_rule import stopping_reason
+from discreet.server.training_run import stopping_reason
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -38,7 +38,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The losses that the public test set will show, in order."""
     losses = list(FALLS_THEN_GROWS)
     monkeypatch.setattr(
-        discreet.server.session, "evaluate", lambda *_, **__: Evaluation(losses.pop(0), {"accuracy": 0.5}, 1)
+        discreet.server.session, "evaluate", lambda *_, **__: EvaluationResult(losses.pop(0), {"accuracy": 0.5})
     )
     return losses
 

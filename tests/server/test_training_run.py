@@ -14,9 +14,9 @@ import pytest
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server import training_run as training
-from discreet.server.progress import round_line
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.server.session import prepare, training_run
+from discreet.server.training_run import round_line
 from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError

@@ -76,5 +76,5 @@ def test_evaluation_counts_positions_for_accuracy_and_examples_for_loss() -> Non
             counted += there
     losses = [single_loss(model, *pair).item() for pair in zip(data.inputs, data.targets, strict=True)]
     found = evaluate(model, data, target=Target(SEQUENCES, length=LENGTH), batch_size=7)
-    assert found.accuracy == pytest.approx(right / counted)
+    assert found.scores["accuracy"] == pytest.approx(right / counted)
     assert found.loss == pytest.approx(sum(losses) / 30, rel=1e-5)
