@@ -18,11 +18,10 @@ import typer
 from typer import Option
 
 from discreet.cli.console import print_table
-from discreet.evaluation.csv_text import csv_text
 from discreet.reporting.page import REPORT_FILE, report_of
 from discreet.reporting.records import find_runs
 from discreet.reporting.table import repetitions_table, split_same
-from discreet.server.run_folder import replace_file
+from discreet.server.run_folder import csv_text, replace_file
 
 
 def command(

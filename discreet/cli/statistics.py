@@ -18,8 +18,8 @@ from typing import Annotated
 import typer
 
 from discreet.data.datasets import load_task
+from discreet.evaluation.asked_data import written_statistics
 from discreet.evaluation.private_statistics import data_query
-from discreet.evaluation.written_statistics import written_statistics
 from discreet.queries.query import STATISTICS
 from discreet.server.resuming import run_config
 from discreet.server.run_folder import with_output_folder

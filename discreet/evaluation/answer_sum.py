@@ -54,6 +54,10 @@ class AnswerNoise:
         """Of the noise on each coordinate of the sum."""
         return self.noise_multiplier * SENSITIVITY
 
+    def empty(self) -> AnswerSum:
+        """A sum of no answers."""
+        return AnswerSum(self)
+
 
 @dataclass(frozen=True)
 class NoisedByClients:
@@ -85,6 +89,10 @@ class NoisedByClients:
         """Of the noise on each coordinate of the sum of as many answers as are expected, if each is about one example;
         about m examples it is an m-th of that."""
         return self.noise_multiplier * self.unit * math.sqrt(self.expected_cohort)
+
+    def empty(self) -> NoisedAnswers:
+        """A sum of no answers."""
+        return NoisedAnswers(self)
 
 
 class AnswerSum:
@@ -168,11 +176,6 @@ def _take(total: AnswerSum | NoisedAnswers, values: Tensor, reply: Reply | Parti
             values.add_(torch.tensor(reply.answers, dtype=values.dtype))
     elif reply.answer is not None:
         total.add(reply.answer.unsqueeze(0))
-
-
-def sum_for(how: AnswerNoise | NoisedByClients) -> AnswerSum | NoisedAnswers:
-    """The empty sum of answers that are released so."""
-    return NoisedAnswers(how) if isinstance(how, NoisedByClients) else AnswerSum(how)
 
 
 def answer_round(

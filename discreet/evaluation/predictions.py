@@ -20,11 +20,10 @@ from discreet.data.examples import Task, TaskShape
 from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
 from discreet.data.normalising import Normaliser
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
-from discreet.evaluation.csv_text import csv_text
 from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import class_indicators, label_indicators, number_scores
-from discreet.server.run_folder import RunFolder, replace_file
+from discreet.server.run_folder import RunFolder, csv_text, replace_file, write_json
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import FLOWER_APP
 
@@ -252,7 +251,7 @@ def write_indicators(run: Path, *, train: bool = False) -> Path:
         part: {"note": NOTES[part], **indicators_of(predict(saved, table.inputs), table.targets, saved.shape.target)}
         for part, table in parts.items()
     }
-    replace_file(run / INDICATORS_FILE, (json.dumps(found, indent=2) + "\n").encode())
+    write_json(run / INDICATORS_FILE, found)
     return run / INDICATORS_FILE
 
 

@@ -1,54 +1,37 @@
-"""Models rated by clients, on data that each holds out of its own: when, at which price, and what is written of it."""
+"""Models rated by clients, on data that each holds out of its own: when, at which price, and what is written of it: the
+numbers in metrics.csv, and roc.csv, with a row a point, from the histograms that AUC is read from."""
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
-from discreet.evaluation.roc import roc_points, write_roc
+from discreet.queries.answers import NoisedBlock, rising
+from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import Query, Sums
 from discreet.queries.scores import BY_NOISE, ERROR, Rated, unrated
 from discreet.server.round import RoundSettings
-from discreet.server.run_folder import RunFolder
+from discreet.server.run_folder import RunFolder, replace_file
 from discreet.settings.evaluation import EvaluationConfig
+from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Unrated = unrated
+ROC_FILE = "roc.csv"
 LARGEST_ERROR = 0.02  # of an accuracy: with more, differences between models drown
 
 logger = logging.getLogger("discreet")
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """The expected error of private estimates, said before anything is spent.
-
-    Attributes:
-      by_noise: the standard error of each estimate by the noise alone: of the mean over the clients that are asked.
-      in_all: of the mean over all clients: the noise and the chance of who is asked, with a bound on how much clients
-        differ. Estimates whose error can't be told before they are read are in neither.
-    """
-
-    by_noise: Mapping[str, float]
-    in_all: Mapping[str, float]
-
-    @property
-    def is_poor(self) -> bool:
-        """True if the population is too small for a useful accuracy."""
-        return self.by_noise.get("accuracy", 0.0) > LARGEST_ERROR
-
-    def __str__(self) -> str:
-        each = (f"{name} {error:.4g} by noise, {self.in_all[name]:.4g} in all" for name, error in self.by_noise.items())
-        whole = f"clients rate the model; standard errors: {'; '.join(each)}"
-        if not self.is_poor:
-            return whole
-        return f"{whole}. The population is too small for a useful number: {LARGEST_ERROR:g} by noise would be one"
 
 
 @dataclass(frozen=True)
@@ -79,29 +62,33 @@ class EvaluationPlan:
         return planned - (done // self.config.every if self.config.cohort == "own" else 0)
 
     def announce(self) -> None:
-        """Logs how far off the estimates are expected to be; warns if the population is too small for them."""
-        outlook = self.outlook()
-        if isinstance(self.answers, NoisedByClients) and self.answers.of_examples:
-            each = "; ".join(f"{name} {error:.4g} / m" for name, error in outlook.by_noise.items())
-            logger.info("clients rate the model; standard errors by noise if each holds out m examples: %s", each)
-            return
-        logger.log(logging.WARNING if outlook.is_poor else logging.INFO, "%s", outlook)
-
-    def outlook(self) -> Outlook:
-        """The expected error of the estimates. Clients that noise their own answers for one example are assumed to hold
-        one held-out example each."""
+        """Logs how far off the estimates are expected to be, by noise alone and with the chance of who is asked; warns
+        if the population is too small for them. Estimates whose error can't be told before they are read are left out.
+        """
         how, zeros = self.answers, [0.0] * self.query.length
         asked, everybody = (
             self.query.read(Sums(zeros, how.expected_cohort, how.stddev, probability))
             for probability in (1.0, how.probability)
         )
-        known = [name for name, each in asked.items() if math.isfinite(each.standard_error)]
-        return Outlook(*({name: found[name].standard_error for name in known} for found in (asked, everybody)))
+        known = {name: x.standard_error for name, x in asked.items() if math.isfinite(x.standard_error)}
+        if isinstance(how, NoisedByClients) and how.of_examples:
+            each = "; ".join(f"{name} {error:.4g} / m" for name, error in known.items())
+            logger.info("clients rate the model; standard errors by noise if each holds out m examples: %s", each)
+            return
+        in_all = {name: everybody[name].standard_error for name in known}
+        each = "; ".join(f"{name} {error:.4g} by noise, {in_all[name]:.4g} in all" for name, error in known.items())
+        poor = known.get("accuracy", 0.0) > LARGEST_ERROR
+        more = f". The population is too small for a useful number: {LARGEST_ERROR:g} by noise would be one"
+        logger.log(
+            logging.WARNING if poor else logging.INFO,
+            "clients rate the model; standard errors: %s%s",
+            *(each, more if poor else ""),
+        )
 
     @property
     def answers(self) -> AnswerNoise | NoisedByClients:
         """The release of the answers' sum."""
-        assert self.joined.answers is not None
+        assert isinstance(self.joined.answers, AnswerNoise | NoisedByClients)
         return self.joined.answers
 
     def has_rated(self, folder: RunFolder, number: int) -> bool:
@@ -120,25 +107,86 @@ class EvaluationPlan:
     ) -> None:
         """Adds to the row of round `number` how good the model after it is, says it, and tells `also`. `spent`: the
         epsilons, if the row is to include what this has cost."""
-        found = rated(self.query, sums)
-        added: dict[str, float | None] = {each.name: each.value for each in found}
-        added |= {f"{each.name}{ERROR}": each.error for each in found}
-        added |= {f"{each.name}{BY_NOISE}": each.by_noise for each in found}
+        noise_alone, found = self.query.read(replace(sums, probability=1.0)), self.query.read(sums)
+        rated = [Rated(of, x.value, x.standard_error, noise_alone[of].standard_error) for of, x in found.items()]
+        added: dict[str, float | None] = {each.name: each.value for each in rated}
+        added |= {f"{each.name}{ERROR}": each.error for each in rated}
+        added |= {f"{each.name}{BY_NOISE}": each.by_noise for each in rated}
         added |= spent or {}
         auc = [part for part in self.query.noised(sums) if part.block.name == "auc"]
         write_roc(folder.path, number, [point for part in auc for point in roc_points(part)])
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
         also({"round": number, **added})
-        fields = {"event": "evaluation", "round": number, **added}
-        logger.info(
-            "the model after round %d, by clients: %s", number, ", ".join(map(str, found)), extra={"fields": fields}
-        )
+        fields, said = {"event": "evaluation", "round": number, **added}, ", ".join(map(str, rated))
+        logger.info("the model after round %d, by clients: %s", number, said, extra={"fields": fields})
 
 
-def rated(query: Query, sums: Sums) -> list[Rated]:
-    """Reads a model's ratings from a noised sum, each with both standard errors."""
-    noise_alone = query.read(replace(sums, probability=1.0))
-    return [
-        Rated(name, each.value, each.standard_error, noise_alone[name].standard_error)
-        for name, each in query.read(sums).items()
-    ]
+@dataclass(frozen=True)
+class RocPoint:
+    """The effect of a threshold: examples with a score of at least `score`, in logits, are called positive.
+
+    Attributes:
+      of: what the score is of: a class, or a label.
+      false_positive_rate, true_positive_rate: of the negatives and of the positives, in [0, 1]. Those of the lowest
+        score are 1: all that lies below it counts too.
+      false_positive_rate_error, true_positive_rate_error: their standard errors, as those of all clients.
+    """
+
+    of: str
+    score: float
+    false_positive_rate: float
+    true_positive_rate: float
+    false_positive_rate_error: float
+    true_positive_rate_error: float
+
+
+def roc_points(part: NoisedBlock) -> list[RocPoint]:
+    """The points of the ROC curves of a block of AUC, from the highest threshold down, of each score in turn; none of a
+    score of whose negatives or positives noise leaves nothing. Rates never fall as the threshold does."""
+    edges = torch.linspace(-LARGEST_LOGIT, LARGEST_LOGIT, SCORE_BINS + 1, dtype=torch.float64).tolist()
+    found = []
+    for place, known in enumerate(both_kinds(part).tolist()):
+        if known:
+            curves = zip(edges, *(_rates(part, 2 * place + kind) for kind in range(2)), strict=True)
+            points = [
+                RocPoint(part.block.of[place], edge, false, true, its_error, error)
+                for edge, (false, its_error), (true, error) in curves
+            ]
+            found += points[::-1]
+    return found
+
+
+def _rates(part: NoisedBlock, kind: int) -> list[tuple[float, float]]:
+    """For each edge the share of one histogram that is not below it, and its standard error."""
+    mean = part.mean.reshape(-1, SCORE_BINS)[kind]
+    total, found = float(mean.sum()), []
+    curve = rising(mean / total).tolist()
+    for edge, below in enumerate([*curve[:-1], 1.0]):  # the last sum is 1, but for rounding
+        gradient = torch.zeros_like(part.mean)
+        chosen = (torch.arange(SCORE_BINS) < edge).double()
+        gradient[kind * SCORE_BINS : (kind + 1) * SCORE_BINS] = (chosen - below) / total
+        found.append((1 - below, part.error(gradient) if 0 < edge < SCORE_BINS else 0.0))
+    return found
+
+
+COLUMNS = ("round", *(field.name for field in fields(RocPoint)))
+
+
+def write_roc(folder: Path, number: int, points: Sequence[RocPoint]) -> None:
+    """Adds the curves of the model after a round, in place of those that are there of it; without points there is no
+    file.
+
+    Raises:
+      ConfigError: the file that is there holds other rows.
+    """
+    path, rows = folder / ROC_FILE, list[Sequence[object]]()
+    if path.exists():
+        header, *old = csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+        if tuple(header) != COLUMNS:
+            raise ConfigError(f"{path} is damaged: its columns are {', '.join(header)}")
+        rows += [row for row in old if row[:1] != [str(number)]]
+    rows += [(number, *astuple(point)) for point in points]
+    if rows:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([COLUMNS, *rows])
+        replace_file(path, text.getvalue().encode())

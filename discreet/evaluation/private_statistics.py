@@ -1,36 +1,21 @@
-"""Statistics of clients' data: everybody is asked once, and what comes back is noised at the server and charged."""
+"""The settings of statistics of clients' data: the public range of inputs, what normalises them, and the noise."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task
 from discreet.data.folder import FOLDER, SCALE
 from discreet.data.normalising import Normaliser, normaliser_of
-from discreet.evaluation.answer_sum import AnswerNoise, answer_round
-from discreet.ledger.budget import BudgetSpent, require_room_for
-from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.sums import Replies
-from discreet.queries.query import NORMALISE, Query, Sums, query_of, shape_of_data
-from discreet.queries.statistic_answers import normaliser_from
+from discreet.evaluation.answer_sum import AnswerNoise
+from discreet.queries.query import Query, query_of, shape_of_data
 from discreet.server.plan import Plan
-from discreet.server.run_context import RunContext
 from discreet.server.run_plan import server_noise
 from discreet.settings.data import NormaliserConfig, StatisticsConfig
-from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
-BEFORE = 0  # the round that a ledger names for what is asked before the first one
-
-logger = logging.getLogger("discreet")
 
 
 def with_range(asked: StatisticsConfig, data: str, path: str | None) -> StatisticsConfig:
@@ -90,35 +75,6 @@ def statistics_noise(plan: Plan, length: int) -> AnswerNoise:
     return server_noise(plan, length, expected_cohort=everybody, noise_multiplier=noise_multiplier)
 
 
-def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
-    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
-    what the query is for; each has draws of its own.
-
-    Raises:
-      ConfigError: it would pass the budget; nobody is asked then.
-    """
-    event = run.plan.run.statistics.event
-    _check_budget(run, event)
-    # What is asked again draws anew: the same noise on two sums would give their difference away.
-    source = run.source.child(name, run.ledger.spent(USER).num_releases)
-    return answer_round(
-        answers,
-        statistics_noise(run.plan, query.length),
-        event=event,
-        source=source,
-        charge=lambda event: run.ledger.charge([Charge(BEFORE, USER, "", event)]),
-    )
-
-
-def _check_budget(run: RunContext, event: DpEvent) -> None:
-    """Raises ConfigError if asking would pass the budget of the run, or of all runs if it charges an account."""
-    try:
-        what = "asking clients about their data"
-        require_room_for(Charge(BEFORE, USER, "", event), what, ledger=run.ledger, budget=run.plan.budget())
-    except BudgetSpent as error:
-        raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
-
-
 def data_query(name: str, plan: Plan, task: Task) -> Query:
     """The query about clients' data with a name of `OF_DATA`.
 
@@ -127,21 +83,3 @@ def data_query(name: str, plan: Plan, task: Task) -> Query:
     """
     ranged = with_range(plan.run.statistics, plan.run.data.name, plan.data_path)
     return query_of(name, replace(plan.run, statistics=ranged), task.shape)
-
-
-def with_normaliser(run: RunContext, task: Task, answers: Replies) -> Plan:
-    """The plan with the means and deviations of inputs that clients' answers to NORMALISE give. They are written to the
-    run folder, so that a run that goes on does not ask again.
-
-    Raises:
-      ConfigError: asking would pass the budget.
-    """
-    plan, query = run.plan, data_query(NORMALISE, run.plan, task)
-    sums = ask(run, query, answers, name=NORMALISE)
-    ranged = with_range(plan.run.statistics, plan.run.data.name, plan.data_path)
-    found = normaliser_from(query.read(sums), shape_of_data(ranged, task.shape))
-    normaliser = NormaliserConfig(list(found.means), list(found.deviations))
-    written = {**plan.written, "normaliser": asdict(normaliser)}
-    run.folder.write_config(written)
-    logger.info("inputs are normalised by %d means and deviations that clients were asked for", len(found.means))
-    return replace(plan, run=replace(plan.run, normaliser=normaliser), written=written)

@@ -14,9 +14,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.evaluation.asked_data import answers_by, normalised
+from discreet.evaluation.asked_data import answers_by, normalised, written_statistics
 from discreet.evaluation.private_statistics import data_query
-from discreet.evaluation.written_statistics import written_statistics
 from discreet.flower.grid_transport import GridTransport, VirtualClients
 from discreet.flower.masked_transport import MaskedTransport, SumTerms
 from discreet.flower.server_messages import OwnMessages

@@ -16,9 +16,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
@@ -81,14 +80,6 @@ class Release:
     digest: str
 
 
-class Sum(NamedTuple):
-    """An event as JSON, how often it was charged, and the number of the last row that did."""
-
-    event: str
-    times: int
-    last: int
-
-
 class Account(Protocol):
     """An account that is charged before a run's own ledger: see `discreet.server.population_account`."""
 
@@ -103,6 +94,12 @@ class Account(Protocol):
 
     def position(self) -> LedgerPosition:
         """The account's position."""
+
+    def said(self) -> str:
+        """What all runs together have spent, in one line."""
+
+    def facts(self) -> dict[str, object]:
+        """The same for privacy.json."""
 
 
 def _digest(previous: str, content: Sequence[object]) -> str:
@@ -191,18 +188,19 @@ class DurableLedger:
                 self.account.charge(charges)
             self._charge(charges)
 
-    def charge_if(self, allowed: Callable[[Callable[[int], list[Sum]]], None], charges: Sequence[Charge]) -> None:
+    def charge_if(self, allowed: Callable[[PrivacyLedger], None], charges: Sequence[Charge]) -> None:
         """As `charge`, unless `allowed` raises: then nothing is written.
 
-        Check and charge are one transaction: what `allowed` reads, as by `sums`, stays all that is spent until the
+        Check and charge are one transaction: what `allowed` is given, as by `total`, stays all that is spent until the
         charges are written.
         """
         self._charge(charges, allowed=allowed)
 
-    def sums(self, after: int = 0) -> list[Sum]:
-        """The rows after that number, of all data owners together, by event; the last one charged comes last."""
+    def total(self) -> PrivacyLedger:
+        """What was spent of all data owners together. The event that was charged last comes last: epsilon is computed
+        from what did not change, and that."""
         with self._connect() as connection:
-            return _sums(connection, after)
+            return _total(connection)
 
     def charge_after(self, since: LedgerPosition, charges: Sequence[Charge]) -> LedgerPosition | None:
         """As `charge`, unless one of the data owners was charged since a position: then it writes nothing.
@@ -217,14 +215,14 @@ class DurableLedger:
         charges: Sequence[Charge],
         *,
         since: LedgerPosition | None = None,
-        allowed: Callable[[Callable[[int], list[Sum]]], None] | None = None,
+        allowed: Callable[[PrivacyLedger], None] | None = None,
     ) -> LedgerPosition | None:
         with RollbackGuard.opened() as guard, self._connect() as connection:
             with _transaction(connection):
                 if since is not None and _charged_since(connection, since) & {charge.data_owner for charge in charges}:
                     return None
                 if allowed is not None:
-                    allowed(partial(_sums, connection))
+                    allowed(_total(connection))
                 known = self._known(connection, guard)
                 position = _append(connection, charges)
             # If another process was faster, it has charged this very file, or else another copy of it.
@@ -353,9 +351,9 @@ def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> 
     return {str(data_owner) for (data_owner,) in connection.execute(query, (position.rows,))}
 
 
-def _sums(connection: sqlite3.Connection, after: int) -> list[Sum]:
-    query = "select event, sum(count), max(number) as last from releases where number > ? group by event order by last"
-    return [Sum(*row) for row in connection.execute(query, (after,))]
+def _total(connection: sqlite3.Connection) -> PrivacyLedger:
+    query = "select event, sum(count) from releases group by event order by max(number)"
+    return PrivacyLedger(tuple((event_from_json(text), count) for text, count in connection.execute(query)))
 
 
 def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> LedgerPosition:

@@ -34,8 +34,8 @@ class NoiseOutlook:
     """
 
     ratio: float
-    feedback: float
-    limit: float
+    feedback: float = 0.0
+    limit: float = math.inf
     fixed_norm: str | None = None
     early: bool = False
     remedies: tuple[str, ...] = ()
@@ -57,34 +57,31 @@ class NoiseOutlook:
                 f"{self.fixed_norm}, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
-        if not self.loud:
-            return said
-        said = f"{said}, and will drive the model: {self.feedback:.3g}, above {self.limit:g} (docs/pitfalls.md)"
-        if not self.early:
-            return said
-        return f"{said}. A run of {EARLY_ROUNDS} rounds or fewer is not refused; take {', or '.join(self.remedies)}"
+        if self.loud:
+            said += f", and will drive the model: {self.feedback:.3g}, above {self.limit:g} (docs/pitfalls.md)"
+        if self.loud and self.early:
+            said += f". A run of {EARLY_ROUNDS} rounds or fewer is not refused; take {', or '.join(self.remedies)}"
+        return said
 
 
 def noise_outlook(plan: Plan) -> NoiseOutlook:
     """Of the noise of a plan."""
     mechanism, optimizer = plan.mechanism, plan.optimizer
     if mechanism is None:
-        return NoiseOutlook(0.0, 0.0, math.inf)
+        return NoiseOutlook(0.0)
     ratio = noise_ratio(mechanism.noise_in_sum, num_params=plan.num_params, expected_cohort=mechanism.averaged)
-    if mechanism.fixed_norm is not None:
-        return NoiseOutlook(ratio, 0.0, math.inf, mechanism.fixed_norm)
-    if not isinstance(optimizer, ServerSGD):
+    if mechanism.fixed_norm is not None or not isinstance(optimizer, ServerSGD):
         # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
-        return NoiseOutlook(ratio, 0.0, math.inf)
-    training = plan.run.training
+        return NoiseOutlook(ratio, fixed_norm=mechanism.fixed_norm)
+    training, work = plan.run.training, math.inf
     # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
-    full = training.optimizer != "sgd"
-    work = math.inf if full else training.epochs * training.learning_rate / (1 - training.momentum)
+    if training.optimizer == "sgd":
+        work = training.epochs * training.learning_rate / (1 - training.momentum)
     feedback = noise_feedback(
         ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work
     )
     if plan.clip.kind != "adaptive":
-        return NoiseOutlook(ratio, feedback, math.inf)
+        return NoiseOutlook(ratio, feedback)
     limit = largest_feedback(shrinking=optimizer.shrink_with_noise)
     excess = max(1.0, feedback / limit)
     remedies = (

@@ -10,15 +10,15 @@ An account is a `DurableLedger`: made once, chained, known to this machine. Its 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from discreet.accounting.events import ACCOUNTANTS, RDP, event_from_json
+from discreet.accounting.events import ACCOUNTANTS, RDP
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
-from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, Sum
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.server.plan import Plan
 from discreet.server.run_folder import ACCOUNT, RunFolder
@@ -66,30 +66,6 @@ class Population:
         return cls(str(plan.population), plan.run.user.population_size, kind, plan.run.delta)
 
 
-@dataclass(frozen=True)
-class Spending:
-    """All that an account has spent, and the number of its last row."""
-
-    rows: int = 0
-    counts: tuple[tuple[str, int], ...] = ()
-
-    def read(self, sums: Callable[[int], list[Sum]]) -> Spending:
-        """With the rows that came after it."""
-        newer = sums(self.rows)
-        if not newer:
-            return self
-        counts = dict(self.counts)
-        for event, times, _ in newer:
-            # What was charged last comes last: epsilon is computed from what did not change, and that.
-            counts[event] = counts.pop(event, 0) + times
-        return Spending(newer[-1].last, tuple(counts.items()))
-
-    @property
-    def ledger(self) -> PrivacyLedger:
-        """As a value whose epsilon can be asked for."""
-        return PrivacyLedger(tuple((event_from_json(event), count) for event, count in self.counts))
-
-
 class PopulationAccount:
     """The account of a population, as one run sees it.
 
@@ -115,7 +91,7 @@ class PopulationAccount:
         name = budget.name if largest == budget.max_epsilon else f"max_epsilon of {path}"
         whose = f" over all runs on {population.name}"
         self.budget = replace(budget, max_epsilon=largest, name=name, whose=whose)
-        self.run, self._spending = "", Spending()
+        self.run = ""
 
     @classmethod
     def of(cls, plan: Plan) -> Self | None:
@@ -171,19 +147,14 @@ class PopulationAccount:
         """
         mine = [replace(charge, data_owner=self.run) for charge in charges if charge.guarantee == USER]
         self.require_room(mine)  # what takes time is computed before others have to wait
-        self.ledger.charge_if(lambda sums: self._look(mine, sums), mine)
-
-    def _look(self, charges: Sequence[Charge], sums: Callable[[int], list[Sum]]) -> None:
-        self._spending = self._spending.read(sums)
-        self.budget.require_room(self._spending.ledger, charges)
+        self.ledger.charge_if(lambda spent: self.budget.require_room(spent, mine), mine)
 
     def position(self) -> LedgerPosition:
         return self.ledger.position()
 
     def total(self) -> PrivacyLedger:
         """The spending of all runs together."""
-        self._spending = self._spending.read(self.ledger.sums)
-        return self._spending.ledger
+        return self.ledger.total()
 
     def runs(self) -> list[str]:
         """The runs that have charged the account."""
@@ -193,6 +164,14 @@ class PopulationAccount:
         """The number of runs that have charged the account, in words."""
         number = len(self.runs())
         return f"{number} run{'' if number == 1 else 's'}"
+
+    def said(self) -> str:
+        """What all runs together have spent, in one line."""
+        spent, budget, delta = self.budget.epsilon(self.total()), self.budget, self.population.delta
+        return (
+            f"user-level, all runs on {self.population.name}: epsilon {spent:.4g} by {budget.accountant} at "
+            f"delta {delta:g} ({self.count()} in {self.path})"
+        )
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
         """Says in one line what is spent before a run, and how many of its rounds, a charge each, fit into the budget

@@ -14,16 +14,14 @@ from discreet.mechanisms.mechanism import Mechanism, Statement
 from discreet.mechanisms.mechanism_table import guarantees_of
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.server.plan import Plan
-from discreet.server.population_account import PopulationAccount
 from discreet.server.state import Outcome, State
 
 PURE = "pure"
+SAID = ("unit", "adjacency", "trusted", "observer")
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
 
 
-def epsilon_lines(
-    plan: Plan, ledger: DurableLedger, checkpoint: State, account: PopulationAccount | None = None
-) -> list[str]:
+def epsilon_lines(plan: Plan, ledger: DurableLedger, checkpoint: State) -> list[str]:
     """One line for each guarantee, those that are off included; and one for the population's account."""
     lines = []
     for guarantee in plan.guarantees:
@@ -38,12 +36,8 @@ def epsilon_lines(
             f"{guarantee.name}-level: epsilon {shown} at delta {plan.run.delta:g} "
             f"({guarantee.unit}; {guarantee.adjacency}{whose})"
         )
-    if account is not None:
-        delta, name, budget = account.population.delta, account.population.name, account.budget
-        lines.append(
-            f"user-level, all runs on {name}: epsilon {budget.epsilon(account.total()):.4g} by {budget.accountant} at "
-            f"delta {delta:g} ({account.count()} in {account.path})"
-        )
+    if ledger.account is not None:
+        lines.append(ledger.account.said())
     return lines
 
 
@@ -57,13 +51,9 @@ def _whose(mechanism: Mechanism, checkpoint: State) -> str:
     return f"the largest that clients reported of their own ledgers{without}"
 
 
-def privacy_facts(
-    plan: Plan, ledger: DurableLedger, outcome: Outcome, account: PopulationAccount | None = None
-) -> dict[str, object]:
-    """The content of privacy.json: every guarantee of the run, those that are off included.
-
-    With an account it also says what the population has spent in all runs. None: the run charges no account, or the
-    account is not to be told."""
+def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
+    """The content of privacy.json: every guarantee of the run, those that are off included; and what the population has
+    spent in all runs, if the ledger charges its account."""
     return {
         "rounds": outcome.checkpoint.round,
         "stopped": outcome.stopped,
@@ -73,7 +63,7 @@ def privacy_facts(
         "seed": plan.seed,
         "protects_nobody": plan.seed is not None,
         "ledger_head": ledger.position().head,
-        "account": None if account is None else account.facts(),
+        "account": None if ledger.account is None else ledger.account.facts(),
         "guarantees": [
             _facts(mechanism, statement, plan, ledger, outcome.checkpoint)
             for mechanism, statement in zip(guarantees_of(plan.run), plan.guarantees, strict=True)
@@ -84,25 +74,19 @@ def privacy_facts(
 def _facts(
     mechanism: Mechanism, guarantee: Statement, plan: Plan, ledger: DurableLedger, checkpoint: State
 ) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "name": guarantee.name,
-        "enabled": guarantee.enabled,
-        "unit": guarantee.unit,
-        "adjacency": guarantee.adjacency,
-        "trusted": guarantee.trusted,
-        "observer": guarantee.observer,
-        "mechanism": guarantee.mechanism if guarantee.enabled else "none",
-        "accounting": guarantee.accounting if guarantee.enabled else "none",
-        "epsilon": {plan.run.accountant: math.inf},
+    on = guarantee.enabled
+    facts = {
+        **{name: getattr(guarantee, name) for name in ("name", "enabled", *SAID)},
+        **{name: getattr(guarantee, name) if on else "none" for name in ("mechanism", "accounting")},
+        "epsilon": _epsilons(mechanism, plan, ledger, checkpoint) if on else {plan.run.accountant: math.inf},
         "epsilon_is": _whose(mechanism, checkpoint),
         "events": _events(ledger.spent(guarantee.name)) if mechanism.at_server else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
     }
-    if guarantee.enabled:
-        facts["epsilon"] = _epsilons(mechanism, plan, ledger, checkpoint)
+    if on:
         facts["floating_point"] = _floating_point(mechanism, plan, ledger, checkpoint)
-        if mechanism.reported:
-            facts["clients_without_epsilon"] = len(checkpoint.unaccounted)
+    if on and mechanism.reported:
+        facts["clients_without_epsilon"] = len(checkpoint.unaccounted)
     return facts
 
 
@@ -129,10 +113,8 @@ def _floating_point(
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
     if mechanism.grid_slack is None:
-        return {
-            "noise": "secure_sum" if plan.run.noise == "secure_sum" else "float",
-            "delta_slack": "not bounded",
-        }
+        noise = "secure_sum" if plan.run.noise == "secure_sum" else "float"
+        return {"noise": noise, "delta_slack": "not bounded"}
     releases = ledger.spent(mechanism.guarantee).num_releases if mechanism.at_server else checkpoint.round + rated
     slack = releases * mechanism.grid_slack(values, LARGEST_SCALE)
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()

@@ -24,7 +24,7 @@ from discreet.privacy.selection import TrialCount, selection_event
 from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import privacy_facts
-from discreet.server.run_folder import RunFolder, replace_file
+from discreet.server.run_folder import RunFolder, write_json
 from discreet.server.state import Outcome
 from discreet.settings.privacy import PLANNED, USER
 from discreet.settings.rules import ConfigError
@@ -186,10 +186,10 @@ def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, obj
     before = json.loads((files.path / "privacy.json").read_text())
     lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
     outcome = Outcome(checkpoint, before["stopped"], lost)
-    # Without the population's account: its total would tell the number of trials.
+    # This ledger has no account of the population: its total would tell the number of trials.
     files.write_privacy({**privacy_facts(plan, ledger, outcome), "selection": facts})
     model = files.path / "model.safetensors"
     with safe_open(model, framework="pt") as file:
         metadata = file.metadata()
     files.write_model(load_file(model), metadata={**metadata, "selection": json.dumps(facts)})
-    replace_file(files.path / SELECTION_FILE, (json.dumps(facts, indent=2) + "\n").encode())
+    write_json(files.path / SELECTION_FILE, facts)

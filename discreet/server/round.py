@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from discreet.accounting.noise_ratio import noise_ratio
-from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
 from discreet.mechanisms.mechanism import Released, Round, ServerRelease
-from discreet.mechanisms.sums import Replies
+from discreet.mechanisms.sums import Answers, Replies
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
 from discreet.server import server_optimizer
@@ -60,6 +59,13 @@ class CohortSampling:
         return [members[place] for place in chosen if place < len(members)]
 
 
+class AnswerRelease(Protocol):
+    """The release of a cohort's answers to a query: see `discreet.evaluation.answer_sum`."""
+
+    def empty(self) -> Answers:
+        """A sum of no answers."""
+
+
 @dataclass(frozen=True)
 class RoundSettings:
     """A round's public constants. `release`: the server's part of the mechanism that protects it. `answers`: how the
@@ -68,7 +74,7 @@ class RoundSettings:
     expected_cohort: float
     optimizer: ServerOptimizer
     release: ServerRelease
-    answers: AnswerNoise | NoisedByClients | None = None
+    answers: AnswerRelease | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
@@ -76,7 +82,7 @@ class RoundSettings:
 
     def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
         """The facts that the release of the round after `state` needs."""
-        answers = sum_for(self.answers) if self.answers else None
+        answers = self.answers.empty() if self.answers else None
         return Round(state.round, state.params.numel(), state.clip_norm, self.expected_cohort, source, charge, answers)
 
 
@@ -107,9 +113,9 @@ def dp_fedavg_round(
 
 
 def _noise_energy(state: State, settings: RoundSettings) -> float:
-    """The expected squared norm of a round's noise, on the average."""
+    """The expected squared norm of a round's noise, on the average; 0 for an optimizer that does not ask for it."""
     release, size, cohort = settings.release, state.params.numel(), settings.expected_cohort
-    if release.sum_noise == 0:
+    if release.sum_noise == 0 or not getattr(settings.optimizer, "shrink_with_noise", False):
         return 0.0
     ratio = noise_ratio(release.sum_noise, num_params=size, expected_cohort=cohort)
     return (release.norm(state.clip_norm) * ratio) ** 2

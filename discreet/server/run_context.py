@@ -30,7 +30,6 @@ class RunContext:
     Attributes:
       state: the run starts from it, or goes on.
       source: of cohorts and noise.
-      account: of the population, which the ledger charges before itself.
       says: how a message calls the settings that it names.
     """
 
@@ -39,7 +38,6 @@ class RunContext:
     ledger: DurableLedger
     state: State
     source: RandomSource
-    account: PopulationAccount | None = None
     says: Callable[[str], str] = str
 
 
@@ -71,9 +69,8 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
     folder.write_config(plan.written)
     if not plan.resume:
         folder.write_config(plan.asked, name=ASKED)
-    source = source_of(plan.seed)
     _announce(plan, folder)
-    return RunContext(plan, folder, ledger, checkpoint, source, account)
+    return RunContext(plan, folder, ledger, checkpoint, source_of(plan.seed))
 
 
 def _start_from(folder: RunFolder, params: Tensor, plan: Plan) -> State:
@@ -117,7 +114,7 @@ def guarantee_lines(plan: Plan) -> Iterator[str]:
 def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the model and privacy.json, which complete the folder."""
     run.folder.write_model(tensors, metadata=metadata)
-    run.folder.write_privacy(privacy_facts(run.plan, run.ledger, outcome, run.account))
+    run.folder.write_privacy(privacy_facts(run.plan, run.ledger, outcome))
 
 
 def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
@@ -125,7 +122,7 @@ def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
     change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
     if outcome.stopped:
         logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
-    for line in epsilon_lines(run.plan, run.ledger, outcome.checkpoint, run.account):
+    for line in epsilon_lines(run.plan, run.ledger, outcome.checkpoint):
         logger.info("%s", line)
     logger.info("run folder: %s", run.folder.path)
 

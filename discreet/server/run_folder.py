@@ -20,7 +20,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -48,11 +48,11 @@ from discreet.settings.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG, ASKED, STATUS, ACCOUNT = "config.yaml", "asked.yaml", "status.json", "account"
-STATES = ("running", "finished", "stopped", "interrupted")
+CONFIG, ASKED, STATUS, ACCOUNT, BEST = "config.yaml", "asked.yaml", "status.json", "account", "best.safetensors"
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 TENSORS = ("params", "velocity", "second_moment")  # of a checkpoint; older ones have no second moment
 LOCK_SECONDS = 30.0
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of a cell that a spreadsheet computes
 METRICS = (  # after round, loss and the scores of the task
     *("clip_norm", "fraction_below", "cohort", "replies"),
     *("epsilon_user", "epsilon_example", "epsilon_local", "seconds"),
@@ -83,11 +83,6 @@ class RunFolder:
         return self.path / "checkpoint" / "state.safetensors"
 
     @property
-    def best_path(self) -> Path:
-        """The state after the round that was best on the public test set, or before the first round."""
-        return self.path / "checkpoint" / "best.safetensors"
-
-    @property
     def arrays_path(self) -> Path:
         """Of a run of another Flower app: the arrays that are not learned, and what it started from."""
         return self.path / "checkpoint" / "arrays.safetensors"
@@ -102,8 +97,7 @@ class RunFolder:
 
     def create_ledgers(self, plan: Plan, *, simulated: bool) -> None:
         """Makes the ledgers of a new run: the server's, and that of virtual clients if they account for themselves.
-        Raises LedgerError if there are some already.
-        """
+        Raises LedgerError if there are some already."""
         DurableLedger.create(self.ledger_path, facts=plan.deciding)
         if simulated and plan.accounts_itself:
             DurableLedger.create(self.clients_ledger_path)
@@ -157,7 +151,7 @@ class RunFolder:
 
     def save_checkpoint(self, state: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
-        path = self.best_path if best else self.checkpoint_path
+        path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
         numbers = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         tensors = {name: numbers.pop(name) for name in TENSORS}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
@@ -174,7 +168,7 @@ class RunFolder:
         Raises:
           LedgerError: the file is damaged.
         """
-        path = self.best_path if best else self.checkpoint_path
+        path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
         if not path.exists():
             return None
         try:
@@ -216,8 +210,8 @@ class RunFolder:
         replace_file(self.metrics_path, _table(rows, header=True).encode())
 
     def write_privacy(self, facts: Mapping[str, Any]) -> None:
-        """`privacy.json`. Infinity is written as the string "inf", which every JSON reader takes."""
-        replace_file(self.path / "privacy.json", (json.dumps(json_ready(facts), indent=2) + "\n").encode())
+        """`privacy.json`."""
+        write_json(self.path / "privacy.json", facts)
 
     def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
         """`model.safetensors`, with what is needed to build the model again."""
@@ -234,22 +228,20 @@ def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
-def with_output_folder(config: Settings, *, now: datetime | None = None) -> Settings:
+def with_output_folder(config: Settings) -> Settings:
     """The configuration with an absolute run folder, named by the time if none is given."""
-    return replace(config, output_dir=str(output_folder(config.output_dir, now=now)))
+    return replace(config, output_dir=str(_output_folder(config.output_dir)))
 
 
-def output_folder(output_dir: str | None, *, now: datetime | None = None) -> Path:
-    """The absolute path of a run folder, named by the time if none is given."""
-    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
+def _output_folder(output_dir: str | None) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")
     return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
 
 
 def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
     """The run folder, with an absolute path. It is not made. Raises ConfigError if `output_dir` holds a run already and
-    `resume` is off, or if there is nothing to resume.
-    """
-    folder = RunFolder(output_folder(output_dir))
+    `resume` is off, or if there is nothing to resume."""
+    folder = RunFolder(_output_folder(output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
     if resume and not there:
         raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")
@@ -289,7 +281,7 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run, beside its metrics and its ledger.
+    """The status of a run.
 
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for
@@ -312,10 +304,6 @@ class RunStatus:
     reason: str | None = None
     updated: str = ""
 
-    def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise ValueError(f"state must be one of {', '.join(STATES)} (got {self.state})")
-
 
 def read_status(folder: RunFolder) -> RunStatus | None:
     """The last status; None if the run has written none yet, or the file is not one."""
@@ -331,9 +319,9 @@ def state_of(folder: RunFolder) -> str:
     return status.state if status else ""
 
 
-def write_status(folder: RunFolder, status: RunStatus, *, now: datetime | None = None) -> None:
+def write_status(folder: RunFolder, status: RunStatus) -> None:
     """Replaces the status file as a whole. It is not flushed to disk: nothing is decided by it."""
-    stamped = replace(status, updated=(now or datetime.now(UTC)).isoformat(timespec="seconds"))
+    stamped = replace(status, updated=datetime.now(UTC).isoformat(timespec="seconds"))
     replace_file(folder.path / STATUS, (json.dumps(dataclasses.asdict(stamped)) + "\n").encode(), flush=False)
 
 
@@ -371,14 +359,39 @@ def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
         flush_folder(path.parent)
 
 
-def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
+def write_json(path: Path, facts: Mapping[str, Any]) -> str:
+    """Replaces a file by facts, and returns its text. Infinity is written as the string "inf", which every JSON reader
+    takes."""
+    text = json.dumps(json_ready(facts), indent=2) + "\n"
+    replace_file(path, text.encode())
+    return text
+
+
+def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
+    """A line for each row, in which a spreadsheet finds no formula: a text that is no number and begins as a formula
+    gets an apostrophe before it.
+
+    >>> csv_text([["=1+1", "-0.5", -1]])
+    "'=1+1,-0.5,-1\\n"
+    """
     text = io.StringIO(newline="")
-    columns = dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *(name for row in rows for name in row)])
-    writer = csv.DictWriter(text, columns)
-    if header:
-        writer.writeheader()
-    writer.writerows({name: _cell(row.get(name)) for name in columns} for row in rows)
+    csv.writer(text, lineterminator=end).writerows([_plain(cell) for cell in row] for row in rows)
     return text.getvalue()
+
+
+def _plain(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(FORMULA):
+        return cell
+    try:
+        return cell if float(cell) == float(cell) else f"'{cell}"
+    except ValueError:
+        return f"'{cell}"
+
+
+def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
+    columns = dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *(name for row in rows for name in row)])
+    lines = [[_cell(row.get(name)) for name in columns] for row in rows]
+    return csv_text([list(columns), *lines] if header else lines, end="\r\n")
 
 
 def _cell(value: object) -> str:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from discreet.server.state import State
 
-DEFAULT_MOMENTUM = 0.8  # of a configuration; an optimizer that is made in code has none unless it is given
-
 
 @section("server_optimizer.")
 class ServerSGD:
@@ -80,6 +78,8 @@ class ServerYogi:
 
 
 ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
+# Of a configuration by their names: there SGD has momentum, which one that is made in code has only if it is given.
+MADE: dict[str, ServerOptimizer] = {"sgd": ServerSGD(momentum=0.8), "adam": ServerAdam(), "yogi": ServerYogi()}
 
 
 def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_energy: float = 0.0) -> State:
@@ -136,12 +136,14 @@ def server_optimizer(config: ServerConfig) -> ServerOptimizer:
     >>> server_optimizer(ServerConfig(optimizer="yogi", tau=0.01))
     ServerYogi(eta=0.01, beta_1=0.9, beta_2=0.99, tau=0.01)
     """
-    if config.optimizer == "sgd":
+    default = MADE[config.optimizer]
+    if isinstance(default, ServerSGD):
+        default = replace(default, shrink_with_noise=config.shrink_with_noise)
         given = {"learning_rate": config.learning_rate, "momentum": config.momentum}
-        default = ServerSGD(momentum=DEFAULT_MOMENTUM, shrink_with_noise=config.shrink_with_noise)
-        return replace(default, **_not_none(given))
-    given = {"eta": config.learning_rate, "beta_1": config.beta_1, "beta_2": config.beta_2, "tau": config.tau}
-    return (ServerAdam if config.optimizer == "adam" else ServerYogi)(**_not_none(given))
+    else:
+        given = {"eta": config.learning_rate, "beta_1": config.beta_1, "beta_2": config.beta_2, "tau": config.tau}
+    known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(default, **known)
 
 
 def server_section(optimizer: object) -> dict[str, object]:
@@ -153,15 +155,10 @@ def server_section(optimizer: object) -> dict[str, object]:
     Raises:
       ConfigError: it is none of the three.
     """
-    if isinstance(optimizer, ServerSGD):
-        return {"optimizer": "sgd", **asdict(optimizer)}
-    if not isinstance(optimizer, ServerAdam | ServerYogi):
-        name = type(optimizer).__name__
-        raise ConfigError(f"server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi (got {name})")
-    values = asdict(optimizer)
-    kind = "adam" if isinstance(optimizer, ServerAdam) else "yogi"
-    return {"optimizer": kind, "learning_rate": values.pop("eta"), **values}
-
-
-def _not_none(values: dict[str, float | None]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+    for kind, default in MADE.items():
+        if type(optimizer) is type(default):
+            values = asdict(optimizer)
+            rate = values.pop("eta", None) or values.pop("learning_rate")
+            return {"optimizer": kind, "learning_rate": rate, **values}
+    name = type(optimizer).__name__
+    raise ConfigError(f"server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi (got {name})")

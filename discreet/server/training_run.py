@@ -26,7 +26,7 @@ from discreet.server.run_folder import RunStatus, read_status, write_status
 from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
-from discreet.settings.privacy import GUARANTEES, USER
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -70,6 +70,7 @@ class TrainingRun:
         self.evaluation = evaluation_plan(self.plan)
         check_exchange(transport, masked=self.settings.release.masked)
         self.transport, self.evaluate, self.on_round = transport, evaluate, on_round or (lambda _: None)
+        self.budgets = {name: self.plan.budget(name) for name in (USER, EXAMPLE)}
         self.finite = tuple(name for each in self.plan.mechanisms.values() for name in each.finite)
         self.available: Sequence[int] = ()
         self.refused: set[int] = set()
@@ -228,7 +229,7 @@ class TrainingRun:
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
         """Raises BudgetSpent if an event would pass the budget of this run or, if it charges an account, of all
         runs over the same population; the message says what is left."""
-        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, budget=self.plan.budget(guarantee))
+        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, budget=self.budgets[guarantee])
 
     def _public(self, column: str) -> list[float]:
         """The numbers in a column of metrics.csv."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients, sum_for
+from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import ServerRelease
 from discreet.mechanisms.sums import PartialReply
@@ -154,7 +154,7 @@ class _Trainer:
         if work.request.work.query:
             assert self.answers is not None
             assert self.engine.rates is not None
-            total = sum_for(self.answers)
+            total = self.answers.empty()
             total.add(self.engine.rates.of(work.clients, params, _sources(self.seed, work)))
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from discreet.data.datasets import load_task
 from discreet.evaluation.answer_sum import answer_round
-from discreet.evaluation.private_statistics import ask, statistics_noise, with_range
+from discreet.evaluation.asked_data import ask
+from discreet.evaluation.private_statistics import statistics_noise, with_range
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import releases_of
 from discreet.privacy.clipping import ClippedSum

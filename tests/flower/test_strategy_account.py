@@ -29,12 +29,12 @@ def account(tmp_path: Path) -> str:
 def test_the_second_run_is_ended_by_what_the_first_one_spent(account: str, tmp_path: Path) -> None:
     given = {"seed": None, "account": account, "population_name": "nodes", "fraction_train": 0.5}
     run(tmp_path / "first", num_rounds=2, **given)
-    (spent,) = DurableLedger(Path(account)).sums()
-    assert spent.times == 2
+    spent = DurableLedger(Path(account)).total()
+    assert spent.num_releases == 2
     at_most = json.loads((tmp_path / "first" / "privacy.json").read_text())["account"]["epsilon"]["pld"]
     run(tmp_path / "second", num_rounds=2, **noised(max_epsilon=at_most), **given)
     assert "over all runs on nodes, beyond max_epsilon=" in str(status_of(tmp_path / "second").reason)
-    assert DurableLedger(Path(account)).sums() == [spent]
+    assert DurableLedger(Path(account)).total() == spent
 
 
 @pytest.mark.parametrize(

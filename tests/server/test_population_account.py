@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,33 +215,28 @@ def test_a_runs_ledger_is_no_account(path: Path) -> None:
         run(folder / "ledger.db", "second", "rounds=1")
 
 
-def lose(path: Path, older: Path) -> None:
-    path.unlink()
-
-
-def turn_back(path: Path, older: Path) -> None:
-    shutil.copy(older, path)
-
-
-def replace_by_new(path: Path, older: Path) -> None:
+def replace_by_new(path: Path, _: Path) -> None:
     path.unlink()
     create_account(path, PEOPLE)
 
 
-def cut(path: Path, older: Path) -> None:
-    path.write_bytes(path.read_bytes()[:5000])
+DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "lost": lambda path, _: path.unlink(),
+    "turned back": lambda path, older: shutil.copy(older, path),
+    "replaced": replace_by_new,
+    "cut": lambda path, _: path.write_bytes(path.read_bytes()[:5000]),
+}
 
 
-@pytest.mark.parametrize("damage", [lose, turn_back, replace_by_new, cut])
-def test_a_run_is_not_resumed_without_all_that_the_account_knew(damage: object, path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_is_not_resumed_without_all_that_the_account_knew(damage: str, path: Path) -> None:
     older = path.with_name("older.db")
     folder = run(path, "first", "rounds=1")
     _checkpoint(path)
     shutil.copy(path, older)
     simulate(replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder)))
     _checkpoint(path)
-    assert callable(damage)
-    damage(path, older)
+    DAMAGES[damage](path, older)
     with pytest.raises((LedgerError, ConfigError)):
         simulate(replace(RunFolder(folder).read_config(), rounds=3, resume=True, output_dir=str(folder)))
     assert DurableLedger(folder / "ledger.db").spent("user").num_releases == 2
@@ -316,8 +311,3 @@ def test_a_population_that_can_not_be_is_refused(population: tuple[str, int, flo
     name, size, delta = population
     with pytest.raises(ConfigError, match="population"):
         Population(name, size, ADJACENCIES[0], delta)
-
-
-def test_a_limit_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_epsilon of an account must be above 0"):
-        create_account(tmp_path / "people.db", PEOPLE, max_epsilon=0.0)

@@ -62,19 +62,6 @@ def test_the_line_counts_clients_of_every_kind() -> None:
     assert progress.line.completed == 1
 
 
-def test_a_round_without_a_cohort_is_a_round() -> None:
-    stream = Terminal()
-    shown(stream, rounds=4, done=0, cohorts=[(0, 0), (0, 5)])
-    assert lines(stream)[-1].startswith("round 2/4 0/5 clients 0 clients/s")
-
-
-def test_it_is_one_line_that_ends_empty() -> None:
-    stream = Terminal()
-    shown(stream, rounds=1, done=0, cohorts=[(5, 5)])
-    assert "round 1/1" in stream.getvalue()
-    assert stream.getvalue().endswith("\x1b[2K")
-
-
 def simulated(folder: Path, *words: str, terminal: bool) -> str:
     """What `discreet simulate` writes to its output."""
     command = [sys.executable, "-m", "discreet", "simulate", *WORDS, *words, f"output_dir={folder}"]

@@ -68,6 +68,7 @@ REFUSED = {
     "training.epochs=2": "it has training.epochs=1",
     "model.name=mlp": "it has model.name=logistic_regression",
     "seed=71933": "it has seed=None",
+    "server.optimizer=adam": "it has server.optimizer=sgd",
     "privacy.example={enabled: true, noise_multiplier: 1}": "it has privacy.example.enabled=False",
     "experiment=silos": "it has ",
 }

@@ -234,38 +234,3 @@ def test_a_model_that_can_not_be_clipped_is_refused_before_anything_starts(
         session(tmp_path / "run", "model.name=own")
     assert reason in str(error.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_model_that_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model.name: lstm reads text, but digits is numbers"):
-        session(tmp_path / "run", "model.name=lstm")
-    assert not (tmp_path / "run").exists()
-
-
-class Tied(nn.Module):
-    """Two layers that share their weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.second.weight = self.first.weight
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return torch.as_tensor(self.second(torch.tanh(self.first(inputs))))
-
-
-def test_a_model_with_tied_weights_is_trained_with_each_parameter_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(models.MODELS, "tied", flat(Tied()))
-    ready = session(tmp_path / "run", "model.name=tied", "rounds=1")
-    size = 64 * 64 + 2 * 64 + 650
-    assert ready.context.state.params.shape == (size,)
-
-    def moves(number: int, client: int) -> TrainReply:
-        return TrainReply(number, torch.full((size,), 0.001), below=True)
-
-    after = training_run(ready, Scripted(moves)).run().checkpoint
-    models.load_parameters(ready.model, after.params)
-    tied = ready.model[1]  # type: ignore[index]
-    assert tied.first.weight is tied.second.weight

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from dp_accounting import DpEvent, GaussianDpEvent
-from hypothesis import given
-from hypothesis import strategies as st
+from dp_accounting import DpEvent
 from scipy import stats
 
 from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.mechanism import PlainSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
@@ -90,39 +85,6 @@ def test_update_and_bits_together_cost_one_gaussian_of_the_multiplier() -> None:
     assert together == pytest.approx(1.0)
 
 
-@given(
-    values=st.lists(st.floats(width=32), min_size=3, max_size=3),
-    half=st.booleans(),
-    clip_norm=st.floats(0.01, 100),
-)
-def test_one_client_moves_the_sum_before_noise_by_at_most_the_clip_norm(
-    values: list[float], half: bool, clip_norm: float
-) -> None:
-    extra = torch.tensor(values, dtype=torch.float16 if half else torch.float32)
-    others = [TrainReply(1, torch.tensor([0.3, -0.2, 5.0]), below=True)]
-    how = RoundSettings(1.0, ServerSGD(), UserPrivacy(0.0, poisson_round_event(0.5, noise_multiplier=0.0)))
-    start = State(0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), clip_norm)
-    without, _ = run(start, others, how)
-    with_it, _ = run(start, [*others, TrainReply(1, extra, below=True)], how)
-    assert (with_it.params - without.params).norm().item() <= clip_norm * (1 + 1e-9)
-
-
-def test_without_noise_and_clip_it_is_fedavg_with_equal_weights() -> None:
-    updates = [torch.randn(50, generator=torch.Generator().manual_seed(number + 3)) for number in range(7)]
-    how = RoundSettings(7.0, ServerSGD(), PlainSum())
-    before = State(0, torch.ones(50), torch.zeros(50), math.inf)
-    after, charged = run(before, [TrainReply(1, update, below=True) for update in updates], how)
-    assert torch.allclose(after.params, 1 + torch.stack(updates).mean(0), atol=1e-6)
-    assert charged == []
-
-
-def test_who_does_not_reply_changes_neither_noise_nor_denominator() -> None:
-    update = TrainReply(1, torch.full((4,), 0.1), below=True)
-    one, _ = run(state(4, 1.0), [update], settings())
-    none, _ = run(state(4, 1.0), [], settings())
-    assert torch.allclose(one.params - none.params, torch.full((4,), 0.1 / 10), atol=1e-7)
-
-
 def test_the_event_is_charged_before_noise_is_drawn() -> None:
     order: list[str] = []
     source = seeded_source(5171)
@@ -144,29 +106,6 @@ def test_a_round_that_can_not_be_charged_releases_nothing() -> None:
 
     with pytest.raises(OSError, match="no space"):
         dp_fedavg_round(state(3, 1.0), [], settings(), source=seeded_source(3331), charge=full_disk)
-
-
-def test_momentum_is_carried_between_rounds() -> None:
-    how = RoundSettings(1.0, ServerSGD(0.5, momentum=0.9), PlainSum())
-    before = State(0, torch.zeros(1), torch.zeros(1), math.inf)
-    push = [TrainReply(1, torch.ones(1), below=True)]
-    once, _ = run(before, push, how)
-    twice, _ = run(once, push, how)
-    assert once.params.item() == pytest.approx(0.5)
-    assert twice.params.item() == pytest.approx(0.5 + 0.5 * 1.9)
-    assert twice.round == 2
-
-
-def test_a_client_that_does_not_clip_is_clipped_by_the_server() -> None:
-    how = RoundSettings(1.0, ServerSGD(), UserPrivacy(0.0, GaussianDpEvent(1.0)))
-    after, _ = run(state(2, 1.0), [TrainReply(1, torch.tensor([300.0, 400.0]), below=True)], how)
-    assert after.params.norm().item() == pytest.approx(1.0, rel=1e-5)
-
-
-def test_all_updates_above_the_clip_norm_make_it_grow() -> None:
-    updates = [TrainReply(1, torch.ones(2), below=False)] * 100
-    after, _ = run(state(2, 0.1), updates, settings(noise_multiplier=0.1, cohort=100, count_stddev=1.0))
-    assert after.clip_norm > 0.1
 
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
@@ -112,15 +111,11 @@ def test_a_number_out_of_its_range_is_named(ours: type[ServerAdam] | type[Server
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (["adam", "momentum=0.5"], "server.momentum must be left out with server.optimizer=adam (got 0.5)"),
-        (["yogi", "momentum=0.5"], "server.momentum must be left out with server.optimizer=yogi (got 0.5)"),
-        (["adam", "shrink_with_noise=true"], "server.shrink_with_noise must be left out with server.optimizer=adam"),
         (["adam", "momentum=0"], "server.momentum must be left out with server.optimizer=adam (got 0.0)"),
+        (["yogi", "shrink_with_noise=true"], "server.shrink_with_noise must be left out with server.optimizer=yogi"),
         (["sgd", "beta_1=0"], "server.beta_1 must be left out with server.optimizer=sgd (got 0.0)"),
-        (["sgd", "beta_2=0.9"], "server.beta_2 must be left out with server.optimizer=sgd (got 0.9)"),
         (["sgd", "tau=0.1"], "server.tau must be left out with server.optimizer=sgd (got 0.1)"),
         (["adm"], "server.optimizer must be one of sgd, adam, yogi (got adm; did you mean adam?)"),
-        (["adam", "beta_1=1"], "server.beta_1 must be within [0, 1) (got 1)"),
     ],
 )
 def test_what_an_optimizer_does_not_read_is_refused_by_name(words: list[str], wrong: str) -> None:
@@ -136,16 +131,9 @@ def test_a_configuration_has_the_defaults_that_its_page_names() -> None:
     assert made == {"sgd": ServerSGD(1.0, momentum=0.8), "adam": ServerAdam(), "yogi": ServerYogi()}
 
 
-def test_the_defaults_are_flowers() -> None:
-    for ours, flowers in ((ServerAdam(), FedAdam()), (ServerYogi(), FedYogi())):
-        assert {item.name: getattr(ours, item.name) for item in fields(ours)} == {
-            item.name: getattr(flowers, item.name) for item in fields(ours)
-        }
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
-def test_a_run_that_is_resumed_ends_as_one_that_was_not(optimizer: str, tmp_path: Path) -> None:
-    words = [*TINY, f"server.optimizer={optimizer}"]
+@pytest.mark.parametrize("how", ["optimizer=sgd", "shrink_with_noise=true", "optimizer=adam", "optimizer=yogi"])
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(how: str, tmp_path: Path) -> None:
+    words = [*TINY, f"server.{how}"]
     simulate(load_config([*words, f"output_dir={tmp_path / 'whole'}"]))
     simulate(load_config([*words, f"output_dir={tmp_path / 'parts'}", "rounds=2"]))
     simulate(run_config(["resume=true", f"output_dir={tmp_path / 'parts'}", "rounds=4"]))
@@ -163,12 +151,6 @@ def test_a_run_of_an_older_release_goes_on_with_sgd(tmp_path: Path) -> None:
         old, metadata = {name: file.get_tensor(name) for name in ("params", "velocity")}, file.metadata()
     save_file(old, folder.checkpoint_path, metadata=metadata)
     assert simulate(run_config(["resume=true", f"output_dir={tmp_path}", "rounds=3"])).checkpoint.round == 3
-
-
-def test_the_optimizer_of_a_run_is_kept(tmp_path: Path) -> None:
-    simulate(load_config([*TINY, f"output_dir={tmp_path}", "rounds=1"]))
-    with pytest.raises(ConfigError, match=r"server\.optimizer=adam can't change a run that is resumed"):
-        run_config(["resume=true", f"output_dir={tmp_path}", "server.optimizer=adam"])
 
 
 def test_the_noise_of_a_run_with_adam_does_not_feed_itself() -> None:

@@ -109,13 +109,6 @@ def test_a_run_that_may_still_learn_is_not_lost(losses: list[float]) -> None:
     assert stopping_reason(losses, chance_loss=math.log(10)) is None
 
 
-@pytest.mark.parametrize("name", ["training.learning_rate", "server.learning_rate", "privacy.user.clip.learning_rate"])
-@pytest.mark.parametrize("value", ["1e30", "0", "-1", "nan", "inf"])
-def test_a_learning_rate_beyond_its_range_is_refused_with_the_range(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} must be within \[1e-09, 10000\] \(got"):
-        load_config([f"{name}={value}"])
-
-
 def test_the_clip_norm_stops_at_its_ceiling_which_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,13 +128,3 @@ def test_the_ceiling_is_ten_times_the_first_norm_unless_it_is_given(words: list[
 def test_a_ceiling_below_the_first_norm_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"privacy\.user\.clip\.max must be within \[0\.3, 1e\+09\] \(got 0\.1\)"):
         load_config(["privacy.user.clip.max=0.1"])
-
-
-def test_a_run_that_shrinks_its_steps_takes_up_what_it_knew_when_it_is_resumed(tmp_path: Path) -> None:
-    words = [*PRIVATE, "server.shrink_with_noise=true"]
-    whole, _ = run(tmp_path / "whole", *words, "rounds=4")
-    run(tmp_path / "parts", *words, "rounds=2")
-    parts, _ = run(tmp_path / "parts", *words, "rounds=4", "resume=true")
-    plain, _ = run(tmp_path / "plain", *PRIVATE, "rounds=4")
-    assert torch.equal(whole.checkpoint.params, parts.checkpoint.params)
-    assert not torch.equal(whole.checkpoint.params, plain.checkpoint.params)

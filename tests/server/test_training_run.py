@@ -84,11 +84,6 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
         simulate(load_config(words))
 
 
-def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no run"):
-        simulate(load_config([*SMALL, "resume=true", f"output_dir={tmp_path / 'nothing'}"]))
-
-
 ROW = {"round": 1, "loss": 0.5, "accuracy": 0.9, "clip_norm": 0.33182, "fraction_below": 0.6, "seconds": 0.52}
 
 
@@ -119,11 +114,6 @@ def test_more_clients_than_examples_is_refused_before_anything_starts(tmp_path: 
     with pytest.raises(ConfigError, match=r"data\.num_clients"):
         simulate(load_config(["data.num_clients=5000", "privacy.delta=1e-5", f"output_dir={tmp_path / 'run'}"]))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_model_that_is_not_known_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="logistic_regression"):
-        simulate(load_config([*SMALL, "model.name=transformer", f"output_dir={tmp_path / 'run'}"]))
 
 
 def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
