@@ -58,6 +58,17 @@ class AnswerNoise:
         """A sum of no answers."""
         return AnswerSum(self)
 
+    def rows(self) -> ClippedSum | GridSum:
+        """What answers are added to: it clips them to `SENSITIVITY`."""
+        if not self.on_grid:
+            return ClippedSum(self.length, SENSITIVITY)
+        grid = grid_for(SENSITIVITY, self.length, largest_cohort=self.largest_cohort, noise_scale=self.stddev)
+        return GridSum(self.length, SENSITIVITY, grid=grid)
+
+    def opened(self, values: Tensor) -> Sums:
+        """A sum (length,) that has its noise."""
+        return Sums(tuple(values.tolist()), self.expected_cohort, self.stddev, self.probability)
+
 
 @dataclass(frozen=True)
 class NoisedByClients:
@@ -90,92 +101,77 @@ class NoisedByClients:
         about m examples it is an m-th of that."""
         return self.noise_multiplier * self.unit * math.sqrt(self.expected_cohort)
 
-    def empty(self) -> NoisedAnswers:
+    def empty(self) -> AnswerSum:
         """A sum of no answers."""
-        return NoisedAnswers(self)
+        return AnswerSum(self)
+
+    def rows(self) -> NoisedRows:
+        """What answers are added to."""
+        return NoisedRows(torch.zeros(self.sent, dtype=torch.float64))
+
+    def opened(self, values: Tensor) -> Sums:
+        """A sum (length + 1,), with the standard deviation of all noise that is in it: infinity if nobody has
+        answered."""
+        *sums, variance = values.tolist()
+        stddev = math.sqrt(variance) if variance else math.inf
+        return Sums(tuple(sums), self.expected_cohort, stddev, self.probability)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisedRows:
+    """Adds up answers that clients have noised themselves, each (length + 1,): the last number is the variance of the
+    noise. Nothing is clipped: what the sum says is post-processing of what clients released. A row that can't be one,
+    with a value that is not finite or a variance below 0, adds zero."""
+
+    total: Tensor
+
+    def add(self, answers: Tensor) -> None:
+        """Adds clients: answers (n, length + 1)."""
+        rows = answers.detach().cpu().double()
+        self.total.add_(rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0))
 
 
 class AnswerSum:
-    """Clips answers to `SENSITIVITY` and adds them up.
+    """Adds up answers.
 
-    Guarantee: adding or removing one client moves the sum by at most `SENSITIVITY` in L2, whatever it answers, as
-    `ClippedSum` and `GridSum` state it. An answer that is missing adds zero.
+    Guarantee of those that the server noises: adding or removing one client moves the sum by at most `SENSITIVITY` in
+    L2, whatever it answers, as `ClippedSum` and `GridSum` state it. An answer that is missing adds zero.
     """
 
-    def __init__(self, how: AnswerNoise) -> None:
-        self.how = how
-        if how.on_grid:
-            grid = grid_for(SENSITIVITY, how.length, largest_cohort=how.largest_cohort, noise_scale=how.stddev)
-            self.clipped: ClippedSum | GridSum = GridSum(how.length, SENSITIVITY, grid=grid)
-        else:
-            self.clipped = ClippedSum(how.length, SENSITIVITY)
+    def __init__(self, how: AnswerNoise | NoisedByClients) -> None:
+        self.how, self.rows = how, how.rows()
 
     def add(self, answers: Tensor) -> None:
-        """Adds clients: answers (n, length)."""
-        self.clipped.add(answers)
+        """Adds clients: answers (n, how.sent)."""
+        self.rows.add(answers)
 
     def take(self, reply: Reply | PartialReply) -> None:
         """Adds a client's answer, if it has sent one, or the sum of a part."""
-        _take(self, self._values, reply)
+        if isinstance(reply, PartialReply):
+            if reply.answers:
+                self._values.add_(torch.tensor(reply.answers, dtype=self._values.dtype))
+        elif reply.answer is not None:
+            self.add(reply.answer.unsqueeze(0))
 
     def part(self) -> tuple[float, ...]:
         """The values added so far, for another sum to take in."""
         return tuple(self._values.tolist())
 
     def released(self, source: RandomSource) -> Sums:
-        """The noised sum."""
+        """The sum with noise, which is drawn from `source` unless clients have drawn it."""
+        if isinstance(self.how, NoisedByClients):
+            return self.how.opened(self._values)
+        assert not isinstance(self.rows, NoisedRows)
         mechanism = Gaussian(self.how.noise_multiplier, draws=self.how.draws)
-        return self.opened(self.clipped.noised(mechanism, source))
+        return self.how.opened(self.rows.noised(mechanism, source))
 
     def opened(self, values: Tensor) -> Sums:
-        """A sum (length,) that has its noise."""
-        return Sums(tuple(values.tolist()), self.how.expected_cohort, self.how.stddev, self.how.probability)
+        """A sum that has its noise."""
+        return self.how.opened(values)
 
     @property
     def _values(self) -> Tensor:
-        return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
-
-
-class NoisedAnswers:
-    """Adds up answers that clients have noised themselves, each (length + 1,): the last number is the variance of the
-    noise. Nothing is clipped, and no noise is added: what the sum says is post-processing of what clients released.
-    A row that can't be one, with a value that is not finite or a variance below 0, adds zero."""
-
-    def __init__(self, how: NoisedByClients) -> None:
-        self.how = how
-        self.total = torch.zeros(how.length + 1, dtype=torch.float64)
-
-    def add(self, answers: Tensor) -> None:
-        """Adds clients: answers (n, length + 1)."""
-        rows = answers.detach().cpu().double()
-        self.total += rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0)
-
-    def take(self, reply: Reply | PartialReply) -> None:
-        """Adds a client's answer, if it has sent one, or the sum of a part."""
-        _take(self, self.total, reply)
-
-    def part(self) -> tuple[float, ...]:
-        """The values added so far, for another sum to take in."""
-        return tuple(self.total.tolist())
-
-    def released(self, source: RandomSource | None = None) -> Sums:
-        """The sum, with the standard deviation of all noise that is in it: infinity if nobody has answered. `source`:
-        not drawn from."""
-        return self.opened(self.total)
-
-    def opened(self, values: Tensor) -> Sums:
-        """As `released`, of a sum (length + 1,)."""
-        *sums, variance = values.tolist()
-        stddev = math.sqrt(variance) if variance else math.inf
-        return Sums(tuple(sums), self.how.expected_cohort, stddev, self.how.probability)
-
-
-def _take(total: AnswerSum | NoisedAnswers, values: Tensor, reply: Reply | PartialReply) -> None:
-    if isinstance(reply, PartialReply):
-        if reply.answers:
-            values.add_(torch.tensor(reply.answers, dtype=values.dtype))
-    elif reply.answer is not None:
-        total.add(reply.answer.unsqueeze(0))
+        return self.rows.steps if isinstance(self.rows, GridSum) else self.rows.total
 
 
 def answer_round(
