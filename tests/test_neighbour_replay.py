@@ -20,7 +20,7 @@ from discreet.mechanisms.laplace_step import release_step
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
-from discreet.node.client import Values, noised_vector
+from discreet.node.release import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
 from discreet.protocol.messages import TrainReply

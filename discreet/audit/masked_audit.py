@@ -25,8 +25,9 @@ from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused
-from discreet.node.client import Client, Values, noised_vector
+from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
+from discreet.node.release import Values, noised_vector
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
@@ -47,7 +48,7 @@ NOTHING = "nothing"  # the query of a request that asks for no update, and that 
 LONG = 1e4  # times the norm that clips: the canary's update and answer; times its inputs if it is an example
 LOOKED_AT = 256  # examples, of which the canary is one
 
-# One client's vector, noise included: `discreet.node.client.noised_vector`, or a faulty one in tests.
+# One client's vector, noise included: `discreet.node.release.noised_vector`, or a faulty one in tests.
 MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
 # A request, and the answer that goes into the sum.
 Part = tuple[TrainRequest, Values]

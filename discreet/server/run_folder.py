@@ -230,10 +230,11 @@ def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
 
 def with_output_folder(config: Settings) -> Settings:
     """The configuration with an absolute run folder, named by the time if none is given."""
-    return replace(config, output_dir=str(_output_folder(config.output_dir)))
+    return replace(config, output_dir=str(output_folder(config.output_dir)))
 
 
-def _output_folder(output_dir: str | None) -> Path:
+def output_folder(output_dir: str | None) -> Path:
+    """The absolute path of a run folder, named by the time if none is given."""
     stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")
     return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
 
@@ -241,7 +242,7 @@ def _output_folder(output_dir: str | None) -> Path:
 def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
     """The run folder, with an absolute path. It is not made. Raises ConfigError if `output_dir` holds a run already and
     `resume` is off, or if there is nothing to resume."""
-    folder = RunFolder(_output_folder(output_dir))
+    folder = RunFolder(output_folder(output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
     if resume and not there:
         raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")

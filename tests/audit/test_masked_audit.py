@@ -16,7 +16,7 @@ from discreet.audit.masked_audit import MakeVector, audit_secure, audit_shared_s
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Examples
 from discreet.mechanisms.masked_step import step_norm
-from discreet.node.client import Values, noised_vector
+from discreet.node.release import Values, noised_vector
 from discreet.per_example.per_example import sequential_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
