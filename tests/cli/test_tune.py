@@ -295,7 +295,7 @@ def test_every_trial_charges_the_account_and_the_chosen_run_does_not_tell_how_ma
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
     assert main(over(people, 50)) == 0
     chosen = people.parent / "out" / "chosen"
-    assert DurableLedger(people).sums()[0].times == 3 * load_config(SMALL).rounds
+    assert DurableLedger(people).total().num_releases == 3 * load_config(SMALL).rounds
     facts = json.loads((chosen / "privacy.json").read_text())
     assert facts["account"] is None
     assert facts["selection"]["epsilon"] == pytest.approx(facts["guarantees"][0]["epsilon"]["rdp"])
@@ -309,7 +309,7 @@ def test_a_tune_that_the_account_has_no_room_for_spends_nothing(
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 40)
     assert main(over(people, 1)) == 2
     assert "has no room for all trials that were drawn" in capsys.readouterr().err
-    assert DurableLedger(people).sums() == []
+    assert DurableLedger(people).total().num_releases == 0
 
 
 def test_a_trial_that_the_account_ended_early_is_not_published(
