@@ -119,10 +119,8 @@ def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> F
 
 @lru_cache(maxsize=64)  # up to four megabytes each
 def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
-    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as infinite.
-
-    Raises:
-        ValueError: an event that is not a Gaussian or Laplace one, Poisson-sampled or not.
+    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as
+    infinite.
     """
     pair = _pair_of(event)
     first, last = grid_of(event, interval)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 FEWEST_BITS, MOST_BITS, MOST_BITS_OF_EXAMPLES = 16, 24, 32
 FINEST, COARSEST = 1024, 16  # steps in C / sqrt(num_params): truncation moves an update by less than C / steps
 MOST_GRADIENTS = 16  # times `SecureSum.largest_sum`: of so many, what a float64 sum rounds is counted
-NOISE_ROOM = 12  # standard deviations of all clients' noise together that fit beside the largest sum
+# Standard deviations of all clients' noise together that fit beside the largest sum. The noise is sub-Gaussian with its
+# own variance (Canonne, Kamath and Steinke 2020): it wraps a coordinate around 2^k with a chance of at most
+# 2 exp(-12^2 / 2) = 1.1e-31, which spoils the coordinate and costs no privacy.
+NOISE_ROOM = 12
 _WHOLE_STEPS = Grid(1.0)
 
 
@@ -114,22 +117,6 @@ class SecureSum:
     def largest_entry(self) -> int:
         """The bound on each coordinate of a client's vector without noise."""
         return max(self.clip_steps * max(1, self.largest_sum), self.bit_steps, self.answer_steps)
-
-    @property
-    def wrap_chance(self) -> float:
-        """Bound on the chance that any coordinate of a round's sum wraps around 2^k, which spoils it and costs no
-        privacy.
-
-        The sum of n vectors is at most n * E in each coordinate, E the largest entry of one, and 2^(k-1) is above
-        that: sums cannot wrap by themselves. The noise of n clients, of variance n sigma_i^2, is sub-Gaussian with
-        that very variance (Canonne, Kamath and Steinke 2020), so that it passes the room r = 2^(k-1) - n * E with a
-        chance of at most 2 exp(-r^2 / (2 n sigma_i^2)) in each. r is at least 12 standard deviations: 1.1e-25 for a
-        million coordinates.
-        """
-        if self.variance == 0:
-            return 0.0
-        room = 2 ** (self.bits - 1) - self.nodes * self.largest_entry
-        return min(1.0, 2 * self.length * math.exp(-(room**2) / (2 * self.nodes * self.variance)))
 
     @property
     def event(self) -> DpEvent:

@@ -166,9 +166,3 @@ def test_the_noise_that_is_drawn_has_the_variance_that_is_accounted() -> None:
     assert low < drawn < high
     assert not low < drawn / 0.95 < high
 
-
-def test_the_stated_chance_of_a_wrap_is_above_that_of_a_gaussian_of_all_clients_noise() -> None:
-    grid = made(50, noise_multiplier=3.0)
-    room = 2 ** (grid.bits - 1) - grid.nodes * max(grid.clip_steps, grid.bit_steps)
-    gaussian = 2 * grid.length * stats.norm.sf(room / math.sqrt(grid.nodes * grid.variance))
-    assert gaussian <= grid.wrap_chance <= grid.length * 2 * math.exp(-72)
