@@ -23,7 +23,6 @@ Doubles = NDArray[np.float64]
 # Rows end this much below the clip norm, so that no rounding lifts one above it. Norms of per-example gradients in
 # float32 have the largest error, up to about 1e-6; rounding a scaled row to float32 moves its norm by 6e-8 at most.
 CLIP_MARGIN = 2e-6
-SUMMED_AT_ONCE = 2**13  # BLAS takes several threads for more, which wait for each other
 LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice costs more than the cache that it takes
 
 
@@ -86,9 +85,6 @@ class ClippedSum:
         """Clips rows (n, size) and adds them; rows that are not finite add zero."""
         tiles, total = self._tiles, self.total.numpy()
         for group in tiles.groups(rows):
-            if not tiles.single and surely_within(group[0], self.clip_norm):  # a row of many tiles comes alone
-                total += group[0]
-                continue
             kept, norms = tiles.finite(group)
             factors = clip_factors(torch.from_numpy(norms), self.clip_norm).numpy()
             for where in tiles.columns():
@@ -97,21 +93,6 @@ class ClippedSum:
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
         """The sum with noise for `clip_norm`, (size,), float64."""
         return mechanism.add_noise(self.total, self.clip_norm, source)
-
-
-def surely_within(row: Rows, clip_norm: float) -> bool:
-    """True if sums in float32, which read a row once, tell for certain that it is finite and within `clip_norm`.
-
-    A sum of squares of m float32 values is right to m * 2^-24 of itself in any order (Higham 2002, "Accuracy and
-    Stability of Numerical Algorithms", eq. 3.5), here to 2^-11, and what underflows is nothing to a clip norm of
-    2^-30. False says nothing: the norm may be just below the clip norm.
-    """
-    if row.dtype != np.float32 or clip_norm < 2.0**-30:
-        return False
-    pieces = (row[start : start + SUMMED_AT_ONCE] for start in range(0, len(row), SUMMED_AT_ONCE))
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = sum(float(np.dot(piece, piece)) for piece in pieces)
-    return math.isfinite(squares) and squares <= clip_norm**2 * (1 - 2.0**-9)
 
 
 class GridSum:
@@ -187,8 +168,8 @@ class Tiles:
     """Rows of a size in tiles that stay in a core's cache, in memory that is made once."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.single = size, size <= LARGEST_TILE
-        self._width = max(1, size) if self.single else CHUNK
+        self.size = size
+        self._width = max(1, size) if size <= LARGEST_TILE else CHUNK
         self.rows = max(1, CHUNK // self._width)
         self._doubles = np.empty(self.rows * self._width)
         self._integers = np.empty(self._width, dtype=np.int64)

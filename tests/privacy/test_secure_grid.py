@@ -165,4 +165,3 @@ def test_the_noise_that_is_drawn_has_the_variance_that_is_accounted() -> None:
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], 100_000)
     assert low < drawn < high
     assert not low < drawn / 0.95 < high
-
