@@ -64,8 +64,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows Gaussian and Laplace events,
     Poisson-sampled or not. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
     does not know sampled Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and
-    the discrete Gaussians of secure aggregation. ValueError: what has no epsilon by this accountant at this delta, or
-    events of different adjacency.
+    the discrete Gaussians of secure aggregation. Raises ValueError: what has no epsilon by this accountant at this
+    delta, or events of different adjacency.
 
     >>> round(epsilon_spent([(PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0)), 512)], delta=1e-6), 4)
     3.7697

@@ -29,8 +29,8 @@ def noise_multiplier_for_epsilon(
     accountant: str = PLD,
 ) -> float:
     """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at most a
-    target, to a relative precision of 1e-4 and rounded up. ValueError: none within NOISE_RANGE meets the target, or
-    any does.
+    target, to a relative precision of 1e-4 and rounded up. Raises ValueError: none within NOISE_RANGE meets the
+    target, or any does.
 
     >>> from discreet.accounting.events import poisson_round_event
     >>> event = lambda noise: poisson_round_event(0.1, noise_multiplier=noise)
@@ -90,7 +90,7 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
 
 def rounds_within(max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD) -> int:
     """The number of releases of ``event`` that fit before the epsilon at ``delta`` passes ``max_epsilon``: 0 if not
-    one fits. ValueError: more than MAX_ROUNDS fit.
+    one fits. Raises ValueError: more than MAX_ROUNDS fit.
 
     >>> from dp_accounting import LaplaceDpEvent
     >>> rounds_within(1.0, event=LaplaceDpEvent(10.0), delta=1e-9)

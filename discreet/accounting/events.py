@@ -103,7 +103,8 @@ def joined_noise_multiplier(first: float, second: float) -> float:
 
 
 def event_to_json(event: DpEvent) -> str:
-    """The canonical JSON text of an event: equal events have equal texts. ValueError: Discreet does not know it.
+    """The canonical JSON text of an event: equal events have equal texts. Raises ValueError: Discreet does not know
+    it.
 
     >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     >>> event_to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1)))
@@ -113,7 +114,7 @@ def event_to_json(event: DpEvent) -> str:
 
 
 def event_from_json(text: str) -> DpEvent:
-    """The event of a text made by ``event_to_json``. ValueError: any other text.
+    """The event of a text made by ``event_to_json``. Raises ValueError: any other text.
 
     >>> event_from_json('{"kind":"gaussian","noise_multiplier":1.0}')
     GaussianDpEvent(noise_multiplier=1.0)

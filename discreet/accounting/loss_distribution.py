@@ -369,13 +369,11 @@ def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
 def composed_epsilon(counts: Counts, *, delta: float) -> float:
     """Epsilon at ``delta`` of all releases together: never below the true value, however small delta is.
 
-    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released. Adjacency: add
-    or remove one member, or, if no event is sampled, whatever adjacency the sensitivities were taken under. 0 if
+    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released. Adjacency:
+    add or remove one member, or, if no event is sampled, whatever adjacency the sensitivities were taken under. 0 if
     ``counts`` is empty; inf if delta is below the mass at infinite loss (8e-24 a release). If delta and a sampling
-    probability are both tiny (1e-12 and 1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound.
-
-    Raises:
-        ValueError: an event of another kind.
+    probability are both tiny (1e-12 and 1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound. Raises
+    ValueError: an event of another kind.
     """
     if not counts:
         return 0.0

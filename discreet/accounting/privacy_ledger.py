@@ -41,7 +41,7 @@ class PrivacyLedger:
         object.__setattr__(self, "entries", tuple(merged.values()))
 
     def record(self, event: DpEvent, count: int = 1) -> PrivacyLedger:
-        """The ledger after ``count`` more releases of an event. ValueError: Discreet does not know the event."""
+        """The ledger after ``count`` more releases of an event. Raises ValueError: Discreet does not know the event."""
         return PrivacyLedger((*self.entries, (event, count)))
 
     def epsilon(self, delta: float, accountant: str = PLD) -> float:

@@ -124,7 +124,8 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
 def load_task(name: str, *, path: str | None = None) -> Task:
     """The data set `name`, from `path` if it reads local files; loaded once per process.
 
-    ValueError: an unknown name or a path that it does not read; FileNotFoundError: files are missing, which it names.
+    Raises ValueError: an unknown name or a path that it does not read, FileNotFoundError: files are missing,
+    which it names.
     """
     if name not in DATASETS:
         raise ValueError(f"data.name: no data set {name!r}; known are {', '.join(sorted(DATASETS))}")

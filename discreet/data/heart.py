@@ -65,7 +65,7 @@ class Hospital:
 
 
 def read_hospital(file: Path) -> Hospital:
-    """The patients in a hospital's file of whom no value is missing. ValueError: it is no such table."""
+    """The patients in a hospital's file of whom no value is missing. Raises ValueError: it is no such table."""
     if not file.is_file():
         wanted = ", ".join(f"processed.{name}.data" for name in HOSPITALS)
         raise FileNotFoundError(f"data.path: {file} is missing; heart expects a folder with {wanted}")

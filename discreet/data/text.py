@@ -49,7 +49,7 @@ def load_shakespeare(path: str | None) -> Task:
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:
-    """Speeches by role, in the order of the text; ValueError if there are none.
+    """Speeches by role, in the order of the text. Raises ValueError if there are none.
 
     A speech is a block of lines between empty lines whose first line is the speaker's name and a mark, ":" or "." (the
     one that ends more first lines). Blocks without such a line, and speakers without a speech, are left out.

@@ -192,8 +192,8 @@ class DPSGD:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the steps that are still to be taken, each for one call of `step`: one that was not stepped,
-        by which a loop was left, is the first of the next loop. BatchError: it goes on without a step, or all steps
-        are taken.
+        by which a loop was left, is the first of the next loop. Raises BatchError: it goes on without a step, or all
+        steps are taken.
         """
         if self.steps_taken >= len(self):
             raise BatchError(f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more epsilon")

@@ -30,7 +30,7 @@ class MapDataset(Protocol):
 
 
 def size_of(dataset: MapDataset) -> int:
-    """The number of examples. ValueError if there are none, or the data set has no length or no index."""
+    """The number of examples. Raises ValueError if there are none, or the data set has no length or no index."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(
             "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"

@@ -80,8 +80,8 @@ def grid_for(clip_norm: float, num_params: int, *, largest_cohort: int = 2**20, 
 
     The step is the largest power of two that is at most clip_norm / (1024 * sqrt(num_params)): truncation moves an
     update by less than clip_norm / 1024 in L2. If noise of `noise_scale` (its standard deviation or scale) would be
-    more than 2^31 steps, they are made larger: what truncation then costs is far below the noise. ValueError: a value
-    out of range, or the sum of `largest_cohort` updates and the largest noise could overflow int64.
+    more than 2^31 steps, they are made larger: what truncation then costs is far below the noise. Raises ValueError: a
+    value out of range, or the sum of `largest_cohort` updates and the largest noise could overflow int64.
 
     >>> grid_for(1.0, 10_000).step == 2.0**-17
     True

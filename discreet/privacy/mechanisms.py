@@ -46,8 +46,8 @@ class Gaussian:
 
         Between neighbours `total` must change by at most `sensitivity` in L2: C for a sum of vectors clipped to C if
         one is added or removed, 2C if one is replaced. The low bits of floating-point noise can still tell something
-        about `total` (Mironov 2012); `add_grid_noise` has none. ValueError: `total` is not finite, or the noise is out
-        of range for its type; TypeError: another type.
+        about `total` (Mironov 2012); `add_grid_noise` has none. Raises ValueError: `total` is not finite, or the noise
+        is out of range for its type, TypeError: another type.
         """
         normal = partial(source.normal, draws=self.draws, dtype=total.dtype)
         return _noised(total, self.stddev(sensitivity), lambda count, stddev: normal(count, stddev=stddev))
@@ -103,7 +103,7 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
 
     Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018, Theorem
     8 and Algorithm 1); the classical sqrt(2 ln(1.25/delta)) / epsilon is wrong above epsilon = 1. The result errs
-    upwards, by less than one part in 10^9. ValueError: epsilon outside [0, inf), delta outside (0, 1).
+    upwards, by less than one part in 10^9. Raises ValueError: epsilon outside [0, inf), delta outside (0, 1).
 
     >>> round(analytic_gaussian_noise_multiplier(1.0, delta=1e-5), 4)
     3.7306

@@ -71,7 +71,7 @@ class QuantileEstimator:
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
     """The noise multiplier for the update with which it and the norm bits together cost one Gaussian.
 
-    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0. ValueError if
+    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0. Raises ValueError if
     count_stddev <= z / 2: then the bits alone cost more than Gaussian(z).
 
     >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)

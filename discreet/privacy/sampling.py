@@ -34,7 +34,7 @@ def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSo
     """The nodes that take part in a round, each independently with `probability`, in the order given; may be empty.
 
     Add-or-remove-one adjacency: a node's presence does not change the chances of the others, so that amplification by
-    Poisson sampling holds. ValueError if a node appears twice.
+    Poisson sampling holds. Raises ValueError if a node appears twice.
     """
     _check_distinct(node_ids)
     chosen = poisson_sample(len(node_ids), probability=probability, source=source)
@@ -44,8 +44,8 @@ def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSo
 def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomSource) -> list[int]:
     """`cohort_size` different nodes, every such set equally likely, in random order.
 
-    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another comes. ValueError
-    if a node appears twice, or there are fewer: each would have a larger chance than was accounted for.
+    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another comes. Raises
+    ValueError if a node appears twice, or there are fewer: each would have a larger chance than was accounted for.
     """
     _check_distinct(node_ids)
     if not 0 <= cohort_size <= len(node_ids):

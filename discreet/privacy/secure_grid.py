@@ -143,8 +143,8 @@ class SecureSum:
 
         The update (num_params,) is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact
         integer arithmetic, it is scaled first (`GridSum`). So is the answer (answer_length,), of norm 1: neither is
-        trusted. `below` is True if the norm was at or below C, the `clip_norm` of this round. ValueError: what this
-        sum has no room for.
+        trusted. `below` is True if the norm was at or below C, the `clip_norm` of this round. Raises ValueError: what
+        this sum has no room for.
         """
         if (below is not None and not self.bit_steps) or (answer is not None and not self.answer_length):
             raise ValueError("this secure sum has no room for a bit or an answer")

@@ -33,7 +33,7 @@ _BY_EXAMPLE = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMar
 
 
 def per_example_loss(criterion: nn.Module) -> Loss:
-    """A loss of torch.nn with two arguments, as one value an example. ValueError: it is of another kind.
+    """A loss of torch.nn with two arguments, as one value an example. Raises ValueError: it is of another kind.
 
     An example's value is the sum (reduction "sum" or "batchmean") or the mean (else) over its own positions and
     labels. Class losses take outputs as PyTorch does, (n, classes) or (n, classes, positions...). Positions whose
@@ -112,7 +112,7 @@ def loss_of(task: TaskConfig) -> Loss:
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
-    """The settings with the loss by its name. ConfigError: loss or class weights do not fit what is predicted."""
+    """The settings with the loss by its name. Raises ConfigError: loss or class weights do not fit what is predicted."""
     kind, weights, num_classes = task.shape.target.kind, asked.class_weights, task.shape.num_classes
     fitting = FITTING[kind]
     if asked.loss is not None and asked.loss not in fitting:
