@@ -287,7 +287,7 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
 
 
 def stack_columns(found: Mapping[str, Any], names: Sequence[str]) -> Array:
-    """The columns `names` of an open table as numbers (n, len(names)). Raises RowError: a cell is none, or is missing."""
+    """The columns `names` of an open table as numbers (n, len(names)). Raises RowError: a cell is none, or missing."""
     if not names:
         return np.zeros((len(next(iter(found.values()), ())), 0))
     return np.stack([_numbers(found[name], f"the column {name}") for name in names], axis=1)

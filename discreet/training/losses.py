@@ -112,7 +112,7 @@ def loss_of(task: TaskConfig) -> Loss:
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
-    """The settings with the loss by its name. Raises ConfigError: loss or class weights do not fit what is predicted."""
+    """The settings with the loss by its name. Raises ConfigError: loss or weights do not fit what is predicted."""
     kind, weights, num_classes = task.shape.target.kind, asked.class_weights, task.shape.num_classes
     fitting = FITTING[kind]
     if asked.loss is not None and asked.loss not in fitting:
