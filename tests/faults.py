@@ -99,12 +99,6 @@ FAULTS = (
         "privacy/test_randomness.py::test_secure_sources_and_their_children_never_repeat",
     ),
     Fault(
-        "a server without a seed draws from a known one",
-        "discreet.privacy.randomness:source_of",
-        lambda real: lambda seed: real(seed or 7),
-        "server/test_robustness.py::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
-    ),
-    Fault(
         "the count of norms has half its noise",
         "discreet.mechanisms.central_gaussian:UserPrivacy._noised_count",
         lambda real: lambda self, below, source: real(replace(self, count_stddev=self.count_stddev / 2), below, source),
@@ -137,22 +131,10 @@ FAULTS = (
         "::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent",
     ),
     Fault(
-        "a fixed-size cohort is accounted for adding and not for replacing",
-        "discreet.accounting.events:fixed_size_round_event",
-        lambda real: lambda *args, noise_multiplier, **more: real(*args, noise_multiplier=2 * noise_multiplier, **more),
-        "accounting/test_events.py::test_a_fixed_size_round_counts_the_sensitivity_of_replacing",
-    ),
-    Fault(
         "a round that also rates the model is charged as if it did not",
         "discreet.mechanisms.central_gaussian:CentralGaussian.event",
         lambda real: lambda self, noise, *, rates=False, **more: real(self, noise, **more),
         "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",
-    ),
-    Fault(
-        "the answers of a cohort have half their noise",
-        "discreet.evaluation.answer_sum:Gaussian",
-        lambda real: lambda noise_multiplier, **more: real(noise_multiplier / 2, **more),
-        "evaluation/test_answer_sum.py::test_the_noise_on_the_sum_has_its_standard_deviation",
     ),
     Fault(
         "a rating is noised before it is charged",
@@ -283,18 +265,6 @@ FAULTS = (
         "discreet.node.admission:own_noise",
         always(None),
         "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
-    ),
-    Fault(
-        "a client noises its own answer for half an example",
-        "discreet.mechanisms.local_dp_sgd:OwnNoise.noised",
-        lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
-        "node/test_noised_answers.py::test_the_noise_is_for_one_of_the_held_out_examples",
-    ),
-    Fault(
-        "a SuperNode that was configured like a simulation's is taken for one",
-        "discreet.protocol.simulation_ticket:finds_ticket",
-        always(True),
-        "node/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",
     ),
     Fault(
         "a virtual member is believed without a ticket",
