@@ -158,10 +158,6 @@ def jitter(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), Jitter(), nn.Linear(8, num_classes))
 
 
-def dropout(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, num_classes))
-
-
 class Centred(nn.Module):
     """Every output depends on every input of the batch, through their mean."""
 
@@ -217,18 +213,6 @@ def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(name:
 def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate_main(["data.name=folder", "data.path=/nowhere"]) == 2
     assert re.fullmatch(r"discreet: /nowhere/data.toml is missing: .*\n", capsys.readouterr().err)
-
-
-def test_a_model_with_dropout_is_evaluated_and_predicts_without_masks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, model = tmp_path / "run", "model.name=tests.test_own:dropout"
-    simulate(load_config([*QUICK, "data.name=folder", f"data.path={OWN}", model, f"output_dir={out}"]))
-    accuracy = RunFolder(out).read_metrics()[-1]["accuracy"]
-    for said in ("one.csv", "two.csv"):
-        assert predict([str(out), "--data", str(OWN / "test.csv"), "--out", str(tmp_path / said)]) == 0
-        assert f"accuracy {accuracy:.4f}" in capsys.readouterr().out
-    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
 def write_rows(path: Path, head: str, *rows: str) -> Path:

@@ -117,14 +117,6 @@ def test_an_example_moves_each_step_within_the_clip_of_what_is_trained(build: Bu
         assert len(found.shares) == 6
 
 
-def test_a_gradient_at_the_frozen_part_takes_no_share_of_the_clip() -> None:
-    # Of one full batch, without noise: an example beyond the clip adds exactly the clip norm to what is trained.
-    data, how = examples(1), LocalSettings(1, 1, 1.0, 0.0, ExamplePrivacy(1e-3, 0.0))
-    model = built(head)
-    update = local_update(model, flatten_parameters(model), data, settings=how, source=seeded_source(3))
-    assert float(update.norm()) == pytest.approx(1e-3, rel=1e-5)
-
-
 @of_each_model
 def test_frozen_values_stay_and_are_no_part_of_what_travels(build: Build) -> None:
     model = built(build)
