@@ -110,11 +110,3 @@ def test_a_uniform_on_the_edge_of_a_decision_gets_bits_until_it_is_past_it() -> 
     for last, size in ((0, 1), (2**64 - 1, 0)):
         more = iter([blocks[1], blocks[2], last, *repeat(last, 9)])
         assert module._settled(blocks[0], more, lambda low, high: module._floor(1, low, high)) == size
-
-
-@pytest.mark.parametrize("variance", [-1, 1.5, True, LARGEST_VARIANCE + 1])
-def test_a_variance_out_of_range_is_refused(variance: int) -> None:
-    with pytest.raises(ValueError, match="variance must be a whole number"):
-        discrete_gaussian(1, variance, seeded_source(3))
-    with pytest.raises(ValueError, match="count"):
-        discrete_gaussian(-1, 1, seeded_source(3))

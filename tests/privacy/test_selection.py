@@ -50,15 +50,6 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything(candidates
     assert selection_epsilon(candidates, trials=TrialCount("geometric", 3), delta=1e-6) == expected
 
 
-@pytest.mark.parametrize(
-    ("distribution", "mean", "message"),
-    [("uniform", 5, "distribution"), ("poisson", 0.5, "mean"), ("poisson", math.nan, "mean")],
-)
-def test_a_number_of_trials_says_what_is_wrong_with_it(distribution: str, mean: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TrialCount(distribution, mean)
-
-
 GAMMA = 0.0276193
 LOGARITHMIC_MEAN = (1 / GAMMA - 1) / math.log(1 / GAMMA)
 
