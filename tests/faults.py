@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tests.masked_faults import MASKED_FAULTS
+from discreet.protocol.messages import TrainReply
 from tests.planting import CAUGHT, Fault, always, verdict
 
 
@@ -58,6 +58,20 @@ def _looked_at_once(real: Any) -> Any:
     return require_room
 
 
+def _opened_first(real: Any) -> Any:
+    def release(self: Any, replies: Any, at: Any) -> Any:
+        (unopened,) = replies
+        total = unopened.open()
+        return real(self, [replace(unopened, open=lambda: total)], at)
+
+    return release
+
+
+def _answered(self: Any, request: Any, params: Any) -> TrainReply:
+    values, _ = self._values(request, params)
+    return TrainReply(request.round, values.update, values.below, answer=values.answer)
+
+
 FAULTS = (
     # Clipping, noise and sampling.
     Fault(
@@ -83,18 +97,6 @@ FAULTS = (
         "discreet.privacy.randomness:secure_source",
         _known_key,
         "privacy/test_randomness.py::test_secure_sources_and_their_children_never_repeat",
-    ),
-    Fault(
-        "a server without a seed draws from a known one",
-        "discreet.privacy.randomness:source_of",
-        lambda real: lambda seed: real(seed or 7),
-        "server/test_robustness.py::test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run",
-    ),
-    Fault(
-        "without a seed the chunks of a simulation repeat each other's draws",
-        "discreet.simulation.cohort:secure_source",
-        _known_key,
-        "simulation/test_cohort.py::test_without_a_seed_no_chunk_repeats_the_draws_of_another",
     ),
     Fault(
         "the count of norms has half its noise",
@@ -129,22 +131,10 @@ FAULTS = (
         "::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent",
     ),
     Fault(
-        "a fixed-size cohort is accounted for adding and not for replacing",
-        "discreet.accounting.events:fixed_size_round_event",
-        lambda real: lambda *args, noise_multiplier, **more: real(*args, noise_multiplier=2 * noise_multiplier, **more),
-        "accounting/test_events.py::test_a_fixed_size_round_counts_the_sensitivity_of_replacing",
-    ),
-    Fault(
         "a round that also rates the model is charged as if it did not",
         "discreet.mechanisms.central_gaussian:CentralGaussian.event",
         lambda real: lambda self, noise, *, rates=False, **more: real(self, noise, **more),
         "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent",
-    ),
-    Fault(
-        "the answers of a cohort have half their noise",
-        "discreet.evaluation.answer_sum:Gaussian",
-        lambda real: lambda noise_multiplier, **more: real(noise_multiplier / 2, **more),
-        "evaluation/test_answer_sum.py::test_the_noise_on_the_sum_has_its_standard_deviation",
     ),
     Fault(
         "a rating is noised before it is charged",
@@ -163,18 +153,6 @@ FAULTS = (
         "discreet.server.private_selection:selection_event",
         lambda real: lambda spent, *, trials: real(spent, trials=replace(trials, mean=1.0)),
         "cli/test_tune.py::test_the_cost_is_the_published_one",
-    ),
-    Fault(
-        "a round of a trial that was done twice is paid for once",
-        "discreet.server.private_selection:_planned",
-        lambda real: lambda config, repeated: real(config, 0),
-        "cli/test_tune.py::test_a_round_that_was_done_again_costs_more",
-    ),
-    Fault(
-        "a trial that the account ended early is published",
-        "discreet.simulation.tuning:require_whole",
-        always(None),
-        "cli/test_tune.py::test_a_trial_that_the_account_ended_early_is_not_published",
     ),
     # Ledgers and budgets.
     Fault(
@@ -208,22 +186,10 @@ FAULTS = (
         "server/test_population_account.py::test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself",
     ),
     Fault(
-        "the budget of all runs is looked at outside of the transaction that charges",
-        "discreet.ledger.durable_ledger:DurableLedger.charge_if",
-        lambda _: lambda self, allowed, charges: self.charge(charges),
-        "server/test_population_account.py::test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge",
-    ),
-    Fault(
         "a run stops after the round that passed its budget",
         "discreet.ledger.budget:ServerBudget.require_room",
         lambda real: lambda self, spent, charges, what="the next round": real(self, spent, [], what),
         "server/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it",
-    ),
-    Fault(
-        "the runs of a sweep have a budget each",
-        "discreet.server.population_account:PopulationAccount.of",
-        lambda _: classmethod(lambda cls, config: None),
-        "cli/test_sweep_account.py::test_the_runs_of_a_sweep_spend_one_budget_together",
     ),
     Fault(
         "a ledger in the place of another one is charged",
@@ -249,12 +215,6 @@ FAULTS = (
         "discreet.per_example.trial:moved_since",
         always([]),
         "per_example/test_trial.py::test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name",
-    ),
-    Fault(
-        "a table that clips its rows has a rule",
-        "discreet.per_example.layer_rules:check_layer",
-        always(None),
-        "per_example/test_trial.py::test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is",
     ),
     Fault(
         "squares of norms are lost where they are too small for float32",
@@ -307,18 +267,6 @@ FAULTS = (
         "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
     ),
     Fault(
-        "a client noises its own answer for half an example",
-        "discreet.mechanisms.local_dp_sgd:OwnNoise.noised",
-        lambda real: lambda self, answer, held_out, source: real(self, answer, 2 * held_out, source),
-        "node/test_noised_answers.py::test_the_noise_is_for_one_of_the_held_out_examples",
-    ),
-    Fault(
-        "a SuperNode that was configured like a simulation's is taken for one",
-        "discreet.protocol.simulation_ticket:finds_ticket",
-        always(True),
-        "node/test_nodes.py::test_outside_a_simulation_a_request_for_a_virtual_client_is_refused",
-    ),
-    Fault(
         "a virtual member is believed without a ticket",
         "discreet.node.secure_aggregation:is_simulations",
         always(True),
@@ -330,13 +278,121 @@ FAULTS = (
         lambda calls: (*calls, "register-node"),
         "deployment/test_gate.py::test_everything_else_stops_at_the_node_proxy",
     ),
+    # Masked sums.
+    Fault(
+        "a node signs any two lists",
+        "discreet.masking.node:MaskingNode._check_lists",
+        always(None),
+        "masking/test_attacks.py::test_a_node_in_both_lists_is_refused",
+    ),
+    Fault(
+        "a node takes keys that nobody signed",
+        "discreet.masking.node:is_signed",
+        always(True),
+        "masking/test_attacks.py::test_a_key_that_was_swapped_under_a_true_signature_is_found_out",
+    ),
+    Fault(
+        "a node opens a sum whose lists others did not sign",
+        "discreet.masking.node:MaskingNode._check_signatures",
+        always(None),
+        "masking/test_attacks.py::test_fewer_signatures_than_the_threshold_open_nothing",
+    ),
+    Fault(
+        "a node that has given its shares does not close the round",
+        "discreet.masking.store:NodeState.closed_until",
+        lambda _: lambda self, number: self,
+        "masking/test_attacks.py::test_a_round_that_was_opened_can_not_be_tried_again",
+    ),
+    Fault(
+        "the noise of a secure sum is shared among all nodes, not among the honest survivors",
+        "discreet.privacy.secure_grid:_at",
+        lambda real: (
+            lambda *given, **beside: replace(
+                found := real(*given, **beside), variance=found.variance * found.summands // found.nodes
+            )
+        ),
+        "privacy/test_secure_grid.py"
+        "::test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for",
+    ),
+    Fault(
+        "a secure sum is accounted without its bit",
+        "discreet.privacy.secure_grid:SecureSum.sensitivity_squared",
+        lambda real: property(lambda self: real.fget(self) - self.bit_steps**2),
+        "privacy/test_secure_grid.py::test_zeroing_out_a_client_moves_the_sum_by_at_most_the_sensitivity",
+    ),
+    Fault(
+        "a client adds no share of noise to a masked sum of ratings",
+        "discreet.node.release:noised_vector",
+        lambda real: (
+            lambda vector, reply, request, source: real(
+                vector if request.work.trains else replace(vector, variance=0), reply, request, source
+            )
+        ),
+        "audit/test_masked_audit.py::test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says",
+    ),
+    Fault(
+        "a masked sum is opened before it is charged",
+        "discreet.mechanisms.masked_gaussian:MaskedSum.release",
+        _opened_first,
+        "server/test_round.py::test_a_masked_sum_is_charged_before_it_is_opened",
+    ),
+    Fault(
+        "a node's masked vector leaves before it is paid for",
+        "discreet.node.masked_work:MaskedWork.release",
+        always(None),
+        "flower/test_masked_transport.py::test_each_node_charges_its_own_ledger_what_the_server_charges",
+    ),
+    Fault(
+        "a simulation opens a sum of fewer clients than may be left",
+        "discreet.simulation.in_process:InTheClear.ask",
+        lambda real: lambda self, **asked: real(replace(self, fewest=0), **asked),
+        "simulation/test_secure.py::test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened",
+    ),
+    Fault(
+        "a client gives an update in the clear in a run under secure aggregation",
+        "discreet.node.client:Client.answer",
+        lambda _: _answered,
+        "node/test_secure_doors.py::test_a_client_gives_no_exact_values_of_a_masked_run",
+    ),
+    Fault(
+        "the noise of a masked sum may be half of what the owner's policy asks for",
+        "discreet.node.masked_work:check_own_count",
+        lambda real: (
+            lambda policy, event: real(replace(policy, min_noise_multiplier=policy.min_noise_multiplier / 2), event)
+        ),
+        "node/test_secure_doors.py::test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_is",
+    ),
+    Fault(
+        "an app behind the mod does not ask its owner's policy",
+        "discreet.flower.secure_sum_mod:admit_one",
+        always(None),
+        "node/test_secure_doors.py::test_each_door_asks_the_owners_policy",
+    ),
+    Fault(
+        "a node answers a stage on other terms than those of its keys",
+        "discreet.masking.node:MaskingNode.agreed",
+        lambda _: property(lambda self: b""),
+        "node/test_bound_terms.py::test_no_stage_is_answered_on_other_terms_than_those_of_the_keys",
+    ),
+    Fault(
+        "a node gives keys for a sum that its owner does not allow",
+        "discreet.node.secure_aggregation:check_sums",
+        always(None),
+        "node/test_bound_terms.py::test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow",
+    ),
+    Fault(
+        "a shared step of a client with any number of batches is put on the grid",
+        "discreet.privacy.secure_grid:MOST_GRADIENTS",
+        lambda _: 2**30,
+        "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more",
+    ),
 )
 
 CHECKS = (
     Fault("no fault at all", "discreet.privacy.clipping:CLIP_MARGIN", lambda real: real, FAULTS[0].test),
     Fault("one that fits no longer", "discreet.privacy.clipping:clip_by_norm", lambda _: lambda: None, FAULTS[0].test),
 )
-EVERY = (*FAULTS, *MASKED_FAULTS, *CHECKS)
+EVERY = (*FAULTS, *CHECKS)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -344,7 +400,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--only", default="", metavar="WORDS", help="faults whose names hold these words")
     only = parser.parse_args(words).only
-    chosen = [fault for fault in (*FAULTS, *MASKED_FAULTS) if only in fault.name]
+    chosen = [fault for fault in FAULTS if only in fault.name]
     if not chosen:
         parser.error(f"--only: no fault has a name that holds {only!r}")
     verdicts = []

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults import CHECKS, FAULTS, MASKED_FAULTS
+from tests.faults import CHECKS, FAULTS
 from tests.planting import BROKE, CAUGHT, SURVIVED, TESTS, Fault, place_of, verdict
 
-ALL = (*FAULTS, *MASKED_FAULTS)
 SAMPLE = {
     "a virtual member is believed without a ticket",
     "a charge goes through although another was made since the budget was looked at",
@@ -16,8 +15,8 @@ SAMPLE = {
 
 
 def test_each_fault_has_a_name_patches_what_is_there_and_names_a_test_that_exists() -> None:
-    assert len({fault.name for fault in (*ALL, *CHECKS)}) == len(ALL) + len(CHECKS)
-    for fault in ALL:
+    assert len({fault.name for fault in (*FAULTS, *CHECKS)}) == len(FAULTS) + len(CHECKS) >= 40
+    for fault in FAULTS:
         place_of(fault.at)
         path, _, name = fault.test.partition("::")
         assert f"def {name}(" in (TESTS / path).read_text(), fault.name
@@ -25,7 +24,7 @@ def test_each_fault_has_a_name_patches_what_is_there_and_names_a_test_that_exist
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(fault, marks=() if fault.name in SAMPLE else pytest.mark.slow) for fault in ALL],
+    [pytest.param(fault, marks=() if fault.name in SAMPLE else pytest.mark.slow) for fault in FAULTS],
     ids=lambda fault: fault.name,
 )
 def test_a_planted_fault_is_caught(fault: Fault) -> None:

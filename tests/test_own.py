@@ -82,10 +82,7 @@ def without(key: str) -> Callable[[str], str]:
 CLASSES = 'classes = ["rest", "walk", "run"]'
 WRONG = [
     (lambda text: text.replace(CLASSES, ""), "classes that are words must be listed"),
-    (lambda text: text.replace('"walk", ', ""), r"train.csv, line \d+: the class is not in classes"),
-    (lambda text: text.replace('"person"', '"patient"'), "has no column patient"),
     (lambda text: text.replace('"activity"', '"label"'), "has no column or array label"),
-    (lambda text: text + "shape = [2, 3]\n", "4 inputs a row, not 6"),
     (lambda text: text.replace("[200, 2, ", "[2, "), "low and high must be one number, or equally many"),
     (lambda text: text.replace(CLASSES, "num_classes = 1"), "num_classes: Input should be greater than or equal to 2"),
     (lambda text: text + "num_classes = 3\n", "num_classes and classes are both given"),
@@ -152,10 +149,6 @@ def wide(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Linear(5, num_classes)
 
 
-def norm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, num_classes))
-
-
 class Jitter(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(inputs, 0.5, self.training)
@@ -165,68 +158,21 @@ def jitter(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), Jitter(), nn.Linear(8, num_classes))
 
 
-def dropout(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, num_classes))
-
-
-def not_numbers(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    model = nn.Linear(input_shape[0], num_classes)
-    nn.init.constant_(model.bias, float("nan"))
-    return model
-
-
 class Centred(nn.Module):
     """Every output depends on every input of the batch, through their mean."""
 
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, num_classes)
-
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.layer(inputs - inputs.mean(0))
-        return logits
+        return inputs - inputs.mean(0)
 
 
 def centred(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return Centred(num_classes)
-
-
-class NoBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx: object, *_: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no backward\nof this layer")
-
-
-class Calling(nn.Module):
-    """A linear model, and what is done with its outputs."""
-
-    def __init__(self, num_classes: int, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.layer, self.then = nn.Linear(4, num_classes), then
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.then(self.layer(inputs))
-
-
-def no_backward(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return Calling(num_classes, NoBackward.apply)
+    return nn.Sequential(Centred(), nn.Linear(4, num_classes))
 
 
 def detached(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return Calling(num_classes, torch.Tensor.detach)
-
-
-class Numbers(nn.Module):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return (8 * inputs.clamp(-1, 1) + 8).long()
-
-
-def clipped(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return nn.Sequential(Numbers(), nn.Embedding(17, 4, max_norm=0.5), nn.Flatten(), nn.Linear(16, num_classes))
+    model = nn.Linear(4, num_classes)
+    model.register_forward_hook(lambda module, given, outputs: outputs.detach())
+    return model
 
 
 class Observer(nn.Module):
@@ -244,17 +190,13 @@ def observed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 REFUSED = {
-    "./tests/test_own.py:norm": r"module as Python imports it, such as tests\.test_own:norm \(got ./t",
-    "tests.test_own:no_backward": "no_backward has no gradient by its parameters: no backward of this layer",
+    "./tests/test_own.py:wide": r"module as Python imports it, such as tests\.test_own:wide \(got ./t",
     "tests.test_own:detached": "detached has no gradient by its parameters: element 0 of tensors does not require grad",
     "no.such.module:build": "'no.such.module' of no.such.module:build can't be imported: No module named 'no'",
     "tests.test_own:wide": r"can't read inputs of shape \(4,\)",
-    "tests.test_own:norm": "BatchNorm1d, which mixes the examples of a batch",
     "tests.test_own:centred": "mixes the examples of a batch",
-    "tests.test_own:clipped": "the model's forward changes 1.weight: what examples leave there",
     "tests.test_own:observed": "the model's forward changes 1.largest: ",
     "tests.test_own:jitter": "draws random numbers by itself",
-    "tests.test_own:not_numbers": "the parameter bias holds NaN or infinity before any training",
     "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",
 }
 
@@ -273,26 +215,12 @@ def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert re.fullmatch(r"discreet: /nowhere/data.toml is missing: .*\n", capsys.readouterr().err)
 
 
-def test_a_model_with_dropout_is_evaluated_and_predicts_without_masks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, model = tmp_path / "run", "model.name=tests.test_own:dropout"
-    simulate(load_config([*QUICK, "data.name=folder", f"data.path={OWN}", model, f"output_dir={out}"]))
-    accuracy = RunFolder(out).read_metrics()[-1]["accuracy"]
-    for said in ("one.csv", "two.csv"):
-        assert predict([str(out), "--data", str(OWN / "test.csv"), "--out", str(tmp_path / said)]) == 0
-        assert f"accuracy {accuracy:.4f}" in capsys.readouterr().out
-    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
-
-
 def write_rows(path: Path, head: str, *rows: str) -> Path:
     path.write_text("\n".join([head, *rows]) + "\n")
     return path
 
 
-def test_predictions_find_columns_by_name_and_scale_them_as_in_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_find_columns_by_name_and_scale_them_as_in_training(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["data.name=folder", f"data.path={OWN}", "data.num_clients=50", "model.name=logistic_regression"]
     simulate(load_config([*QUICK, *words, f"output_dir={run}"]))
@@ -310,9 +238,6 @@ def test_predictions_find_columns_by_name_and_scale_them_as_in_training(
     assert [*line][4:] == ["probability_rest", "probability_walk", "probability_run"]
     assert (line["row"], line["who"], line["target"]) == ("0", "ann", "walk")
     assert line["prediction"] == max(("rest", "walk", "run"), key=lambda name: float(line[f"probability_{name}"]))
-    missing = write_rows(tmp_path / "missing.csv", "steps,swing,pulse", "100,0.5,95")
-    assert predict([str(run), "--data", str(missing)]) == 2
-    assert "missing.csv has no column warmth" in capsys.readouterr().err
 
 
 NODE_RUN = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "data.name=folder", "data.num_clients=2")

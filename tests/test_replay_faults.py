@@ -224,11 +224,6 @@ def test_noise_of_fewer_clients_than_are_accounted_is_not_taken_for_enough() -> 
     assert one.gaussian_distance == pytest.approx(math.sqrt(2) * enough.gaussian_distance)
 
 
-def test_a_fault_that_is_met_by_the_wrong_neighbour_alone_is_why_several_are_tried() -> None:
-    # Without a long update the missing clip does not show.
-    assert found_in(no_clip, EXTRA).faults == ()
-
-
 def clip_of_the_batch(count: int, source: RandomSource, *, noise: Gaussian = NOISE) -> Tensor:
     whole = torch.stack(gradients(linear(), examples(count))).sum(0)
     return noise.add_noise(whole * min(1.0, C / float(whole.norm())), C / 8, source)

@@ -64,11 +64,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows Gaussian and Laplace events,
     Poisson-sampled or not. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
     does not know sampled Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and
-    the discrete Gaussians of secure aggregation.
-
-    Raises:
-        ValueError: an unknown accountant, a delta outside 0 .. 1 (both excluded), a count that is negative or
-            not whole, an event that the accountant does not know, or events of different adjacency.
+    the discrete Gaussians of secure aggregation. Raises ValueError: what has no epsilon by this accountant at this
+    delta, or events of different adjacency.
 
     >>> round(epsilon_spent([(PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0)), 512)], delta=1e-6), 4)
     3.7697
@@ -83,11 +80,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
 
 
 def pure_epsilon(entries: Entries) -> float:
-    """The epsilon at delta 0: pure epsilons add up, and a Laplace event costs 1 / noise_multiplier. 0 if nothing was
-    released; inf if a release is anything but Laplace noise that is not sampled.
-
-    Raises:
-        ValueError: a count that is negative or not whole, or an unknown event.
+    """The epsilon at delta 0, where epsilons add up: 1 / noise_multiplier of a Laplace event that is not sampled, and
+    inf of any other release.
 
     >>> pure_epsilon([(LaplaceDpEvent(2.0), 3)])
     1.5
@@ -119,8 +113,7 @@ def rdp_epsilon(
 
 
 def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArray[np.float64]:
-    """The Renyi divergence of all releases together at each order; infinite if there is no noise, or at an order that
-    was given up. Errors are those of ``epsilon_spent``."""
+    """The Renyi divergence of all releases together at each order; infinite without noise, or at an order given up."""
     counts = merged(entries)
     return np.full(len(orders), math.inf) if NonPrivateDpEvent() in counts else _summed_rdp(counts, orders)
 

@@ -29,11 +29,8 @@ def noise_multiplier_for_epsilon(
     accountant: str = PLD,
 ) -> float:
     """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at most a
-    target, to a relative precision of 1e-4 and rounded up. The adjacency is that of the event.
-
-    Raises:
-        ValueError: a target that is not finite and positive, a count below 1, no noise multiplier within NOISE_RANGE
-            that meets the target (too strict, or so loose that any does), or as ``epsilon_spent``.
+    target, to a relative precision of 1e-4 and rounded up. Raises ValueError: none within NOISE_RANGE meets the
+    target, or any does.
 
     >>> from discreet.accounting.events import poisson_round_event
     >>> event = lambda noise: poisson_round_event(0.1, noise_multiplier=noise)
@@ -92,11 +89,8 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
 
 
 def rounds_within(max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD) -> int:
-    """The number of releases of ``event`` that fit before the epsilon at ``delta`` passes ``max_epsilon``: 0 if not one
-    fits. The adjacency is that of the event.
-
-    Raises:
-        ValueError: a negative or undefined max_epsilon, more than MAX_ROUNDS that fit, or as ``epsilon_spent``.
+    """The number of releases of ``event`` that fit before the epsilon at ``delta`` passes ``max_epsilon``: 0 if not
+    one fits. Raises ValueError: more than MAX_ROUNDS fit.
 
     >>> from dp_accounting import LaplaceDpEvent
     >>> rounds_within(1.0, event=LaplaceDpEvent(10.0), delta=1e-9)
@@ -117,13 +111,9 @@ def rounds_within(max_epsilon: float, *, event: DpEvent, delta: float, accountan
 
 
 def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], rounds: int) -> tuple[float, ...]:
-    """Per-round pure epsilons that add up to a total. ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets
-    0.9 times that of the round before it), or a list of the rounds' shares, which are scaled to the total. A part of
-    1e-12 is kept back, so that the releases' epsilons never pass the total by rounding.
-
-    Raises:
-        ValueError: a total or a share that is not finite and positive, rounds below 1, a list of
-            another length, or an unknown kind.
+    """Per-round pure epsilons that add up to a total. ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets 0.9
+    times that of the round before it), or a list of the rounds' shares, which are scaled to the total. A part of 1e-12
+    is kept back, so that the releases' epsilons never pass the total by rounding.
 
     >>> [round(e, 6) for e in epsilon_schedule(2.71, kind="geometric", rounds=3)]
     [1.0, 0.9, 0.81]

@@ -48,9 +48,6 @@ def poisson_round_event(sampling_probability: float, *, noise_multiplier: float)
     the sensitivity of the sum. A probability of 1 gives the plain Gaussian, noise 0 ``NonPrivateDpEvent``, and a
     probability of 0, which releases only noise, ``NoOpDpEvent``.
 
-    Raises:
-        ValueError: a probability outside 0 .. 1, or noise that is negative or not finite.
-
     >>> poisson_round_event(1.0, noise_multiplier=1.5)
     GaussianDpEvent(noise_multiplier=1.5)
     """
@@ -74,9 +71,6 @@ def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_mult
     Replacing a member moves the sum by up to 2C, which dp_accounting's bound (Wang, Balle and Kasiviswanathan 2019,
     Theorem 27) leaves to its caller: the event holds ``noise_multiplier / 2``.
 
-    Raises:
-        ValueError: a cohort outside 0 .. population_size, an empty population, or noise that is negative or not finite.
-
     >>> fixed_size_round_event(10, population_size=100, noise_multiplier=2.0).event
     GaussianDpEvent(noise_multiplier=1.0)
     """
@@ -97,11 +91,8 @@ def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_mult
 def joined_noise_multiplier(first: float, second: float) -> float:
     """The noise multiplier of the one Gaussian that two Gaussian releases about the same members cost together.
 
-    Divided by its own noise, one member moves the first by at most 1 / first and both together in L2 by
-    sqrt(first^-2 + second^-2). Exact for one sampled cohort too, which two events are not. 0 if one of them is 0.
-
-    Raises:
-        ValueError: noise that is negative or not finite.
+    Divided by its own noise, one member moves the first by at most 1 / first and both together in L2 by sqrt(first^-2
+    + second^-2). Exact for one sampled cohort too, which two events are not. 0 if one of them is 0.
 
     >>> round(joined_noise_multiplier(3.0, 4.0), 6)
     2.4
@@ -112,10 +103,8 @@ def joined_noise_multiplier(first: float, second: float) -> float:
 
 
 def event_to_json(event: DpEvent) -> str:
-    """The canonical JSON text of an event: equal events have equal texts.
-
-    Raises:
-        ValueError: a kind of event that Discreet does not know, or a parameter out of range.
+    """The canonical JSON text of an event: equal events have equal texts. Raises ValueError: Discreet does not know
+    it.
 
     >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     >>> event_to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1)))
@@ -125,10 +114,7 @@ def event_to_json(event: DpEvent) -> str:
 
 
 def event_from_json(text: str) -> DpEvent:
-    """The event of a text made by ``event_to_json``.
-
-    Raises:
-        ValueError: a text that is not JSON, an unknown kind, missing or further fields, or a parameter out of range.
+    """The event of a text made by ``event_to_json``. Raises ValueError: any other text.
 
     >>> event_from_json('{"kind":"gaussian","noise_multiplier":1.0}')
     GaussianDpEvent(noise_multiplier=1.0)
@@ -210,8 +196,7 @@ _WHOLE = {"variance", "summands", "sensitivity_squared", "dimension", "source_da
 
 @lru_cache(maxsize=1)
 def _kinds() -> dict[str, tuple[Any, ...]]:
-    """The type and the fields of each event that is known, by name. dp_accounting takes most of a second to import: not
-    before it is needed."""
+    """The type and the fields of each known event, by name. dp_accounting takes a second to import, hence here."""
     import dp_accounting as dp
     from dp_accounting import SampledWithoutReplacementDpEvent as FixedSize
     from dp_accounting.dp_event import RepeatAndSelectDpEvent

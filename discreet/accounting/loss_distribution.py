@@ -119,10 +119,8 @@ def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> F
 
 @lru_cache(maxsize=64)  # up to four megabytes each
 def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
-    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as infinite.
-
-    Raises:
-        ValueError: an event that is not a Gaussian or Laplace one, Poisson-sampled or not.
+    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as
+    infinite.
     """
     pair = _pair_of(event)
     first, last = grid_of(event, interval)
@@ -371,13 +369,11 @@ def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
 def composed_epsilon(counts: Counts, *, delta: float) -> float:
     """Epsilon at ``delta`` of all releases together: never below the true value, however small delta is.
 
-    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released. Adjacency: add
-    or remove one member, or, if no event is sampled, whatever adjacency the sensitivities were taken under. 0 if
+    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released. Adjacency:
+    add or remove one member, or, if no event is sampled, whatever adjacency the sensitivities were taken under. 0 if
     ``counts`` is empty; inf if delta is below the mass at infinite loss (8e-24 a release). If delta and a sampling
-    probability are both tiny (1e-12 and 1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound.
-
-    Raises:
-        ValueError: an event of another kind.
+    probability are both tiny (1e-12 and 1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound. Raises
+    ValueError: an event of another kind.
     """
     if not counts:
         return 0.0

@@ -26,18 +26,13 @@ def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: fl
 
 
 def noise_feedback(ratio: float, *, learning_rate: float, momentum: float, local_work: float) -> float:
-    """The noise feedback of a run: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2).
+    """The noise feedback of a run: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2), with `noise_ratio` for the ratio.
 
     Noise moves the model away from where clients want it; they answer with updates as long as they are far away, an
-    adaptive clip norm follows these, and the noise follows the clip norm. Heavy-ball steps of rate eta and momentum m
-    on an error whose noise is proportional to it have a stationary mean square only while ratio^2 * eta / (1 - m) is
-    below a constant of the task; above it the error grows by a factor each round. Clients whose local work w, epochs *
-    learning rate / (1 - momentum), is small answer in proportion to it.
-
-    Args:
-      ratio: see `noise_ratio`.
-      learning_rate, momentum: of the server.
-      local_work: of a client, above 0: at least one step an epoch.
+    adaptive clip norm follows these, and the noise follows the clip norm. Heavy-ball steps of the server's rate eta
+    and momentum m on an error whose noise is proportional to it have a stationary mean square only while ratio^2 * eta
+    / (1 - m) is below a constant of the task; above it the error grows by a factor each round. Clients whose local
+    work w, epochs * learning rate / (1 - momentum), is small answer in proportion to it.
 
     >>> round(noise_feedback(1.68, learning_rate=1.0, momentum=0.8, local_work=1.0), 2)
     3.76
@@ -53,9 +48,8 @@ def largest_feedback(*, shrinking: bool) -> float:
 def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
     """The share of a step's length that is signal, given the expected energy of its noise: within [0, 1].
 
-    |velocity|^2 is on average the squared norm of the signal plus `noise_energy`, so that the signal's norm is about
-    sqrt(1 - noise_energy / |velocity|^2) of it; the positive part of it, as in James and Stein 1961. 1 if there is
-    no noise, 0 if the step is no longer than noise alone would be. Post-processing of what was released.
+    |velocity|^2 is on average the squared norm of the signal plus `noise_energy`: the positive part of sqrt(1 -
+    noise_energy / |velocity|^2), as in James and Stein 1961. 1 without noise. Post-processing of a release.
 
     >>> import torch
     >>> signal_share(torch.tensor([3.0, 4.0]), noise_energy=16.0)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class PrivacyLedger:
     """The releases one guarantee has made about the same data.
 
-    ``entries`` holds each distinct event once, with how often it was released, in order of first appearance.
-    Composition does not depend on order, so nothing is lost by merging. The epsilon holds under the adjacency
-    of the events (see ``discreet.accounting.accounting``), for adaptively chosen releases.
+    ``entries`` holds each distinct event once, with how often it was released, in order of first appearance:
+    composition does not depend on order. The epsilon holds under the adjacency of the events (see
+    ``discreet.accounting.accounting``), for adaptively chosen releases.
 
     >>> from dp_accounting import GaussianDpEvent
     >>> ledger = PrivacyLedger().record(GaussianDpEvent(2.0)).record(GaussianDpEvent(2.0), count=3)
@@ -41,19 +41,11 @@ class PrivacyLedger:
         object.__setattr__(self, "entries", tuple(merged.values()))
 
     def record(self, event: DpEvent, count: int = 1) -> PrivacyLedger:
-        """The ledger after ``count`` more releases of an event; 0 leaves it as it is.
-
-        Raises:
-            ValueError: an event that Discreet does not know, or a count that is negative or not whole.
-        """
+        """The ledger after ``count`` more releases of an event. Raises ValueError: Discreet does not know the event."""
         return PrivacyLedger((*self.entries, (event, count)))
 
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
-        """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no noise.
-
-        Raises:
-            ValueError: as ``discreet.accounting.accounting.epsilon_spent``.
-        """
+        """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no noise."""
         # Imported here: a client that accounts nothing starts without dp_accounting, in half the time.
         from discreet.accounting.accounting import epsilon_spent
 
@@ -78,10 +70,9 @@ def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
 
 
 def passes(spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str) -> bool:
-    """True if releases cost more than a budget, by more than rounding. None is no budget, and one of pure epsilon
-    (delta 0) does not hold releases that have none.
+    """True if releases cost more than a budget, by more than rounding: the one check, for server, clients and `DPSGD`.
 
-    The one check of budgets, for the server, for clients and for `DPSGD`.
+    None is no budget, and one of pure epsilon (delta 0) does not hold releases that have none.
     """
     if budget is None:
         return False

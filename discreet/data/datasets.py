@@ -57,9 +57,8 @@ def load_digits(path: str | None) -> Task:
 
 
 def load_breast_cancer(path: str | None) -> Task:
-    """Breast cancer Wisconsin of scikit-learn: 569 examples of 30 features, 2 classes (1 is benign).
-
-    Each feature is scaled by `BREAST_CANCER_RANGES`, public constants, and clamped to [-1, 1]; no `path`.
+    """Breast cancer Wisconsin of scikit-learn: 569 examples of 30 features, 2 classes (1 is benign), scaled by
+    `BREAST_CANCER_RANGES`, public constants, and clamped to [-1, 1]; no `path`.
     """
     from sklearn.datasets import load_breast_cancer as load
 
@@ -125,8 +124,8 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
 def load_task(name: str, *, path: str | None = None) -> Task:
     """The data set `name`, from `path` if it reads local files; loaded once per process.
 
-    Raises ValueError for an unknown name or a path that the data set does not read, FileNotFoundError if
-    files are missing, with the names and the folder of those expected.
+    Raises ValueError: an unknown name or a path that it does not read, FileNotFoundError: files are missing,
+    which it names.
     """
     if name not in DATASETS:
         raise ValueError(f"data.name: no data set {name!r}; known are {', '.join(sorted(DATASETS))}")

@@ -117,10 +117,8 @@ def _for_each(bound: Bound, count: int) -> tuple[float, ...]:
 
 
 def read_description(folder: Path) -> DataDescription:
-    """`data.toml` of a folder.
-
-    Raises:
-      FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the wrong kind.
+    """`data.toml` of a folder. Raises FolderError: it is missing, is not TOML, or has a key that is unknown, missing,
+    or of the wrong kind.
     """
     path = folder / DESCRIPTION
     try:

@@ -106,12 +106,10 @@ SHAPES = {
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A data set ready to be learned: what the clients hold, and the public test set that the server holds; it is empty
-    if there is none. owners: (len(train),) int64, the natural user of each training example, numbered from 0, or None
-    if the data have no natural users.
-
-    Raises:
-      ValueError: the train set is empty, inputs have another shape, a class is none, or all of the test set is padding.
+    """A data set ready to be learned: what the clients hold, and the public test set that the server holds; it is
+    empty if there is none. owners: (len(train),) int64, the natural user of each training example, numbered from 0, or
+    None if the data have no natural users. Raises ValueError: the train set is empty, inputs have another shape, a
+    class is none, or all of the test set is padding.
     """
 
     name: str

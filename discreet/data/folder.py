@@ -64,11 +64,7 @@ _Table = tuple[Array, Array | None, Array | None]
 
 
 def load_folder(path: str | None) -> Task:
-    """The task that the folder `path` describes: training examples, public test set and owners if it names them.
-
-    Raises:
-      FolderError: what is wrong, with the file, the row or the class.
-    """
+    """The task that the folder `path` describes: training examples, public test set and owners if it names them."""
     if path is None:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
@@ -85,9 +81,6 @@ def load_folder(path: str | None) -> Task:
 def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
     """The training examples in a folder, and their shape, for a task of `SHAPES` or the one that the folder describes
     (`data.name=folder`).
-
-    Raises:
-      FolderError: what is wrong, with the file, the row or the class.
     """
     if task not in (*SHAPES, FOLDER):
         known = ", ".join(sorted((*SHAPES, FOLDER)))
@@ -119,11 +112,9 @@ def _load(
 def read_file(
     path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
-    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet or .npz, its targets if it has them, and the cells
-    of a column that tells the rows apart. The description says which columns or arrays they are, and their range.
-
-    Raises:
-      FolderError: what is wrong.
+    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet or .npz, its targets if it has them, and the
+    cells of a column that tells the rows apart. The description says which columns or arrays they are, and their
+    range.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "npz"):
@@ -227,11 +218,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
-    """The columns (csv, parquet; of pyarrow) or the arrays (npz; of numpy) of a file by their names.
-
-    Raises:
-      FolderError: it can't be read, or has two columns of one name.
-    """
+    """The columns (csv, parquet; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
     require("pyarrow", extra="simulation", why=path.name)
     from pyarrow import csv, parquet  # type: ignore[import-untyped]
 
@@ -250,8 +237,7 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
 
 
 def _unreadable(path: Path, said: str) -> str:
-    """The reason why a table can't be read: the line of a row with too few or too many cells, and never the row, which
-    the reader's own message shows."""
+    """The reason why a table can't be read: the line of a row with too few or too many cells, and never the row."""
     expected, got, _ = said.partition(", got ")
     with suppress(csv.Error, OSError):
         (_, header), *rows = _records(path) if got else [(0, [])]
@@ -301,11 +287,7 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
 
 
 def stack_columns(found: Mapping[str, Any], names: Sequence[str]) -> Array:
-    """The columns `names` of an open table as numbers (n, len(names)).
-
-    Raises:
-      RowError: a cell is missing or is no finite number.
-    """
+    """The columns `names` of an open table as numbers (n, len(names)). Raises RowError: a cell is none, or missing."""
     if not names:
         return np.zeros((len(next(iter(found.values()), ())), 0))
     return np.stack([_numbers(found[name], f"the column {name}") for name in names], axis=1)

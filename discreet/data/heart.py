@@ -65,12 +65,7 @@ class Hospital:
 
 
 def read_hospital(file: Path) -> Hospital:
-    """The patients in a hospital's file of whom no value is missing.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is no such table.
-    """
+    """The patients in a hospital's file of whom no value is missing. Raises ValueError: it is no such table."""
     if not file.is_file():
         wanted = ", ".join(f"processed.{name}.data" for name in HOSPITALS)
         raise FileNotFoundError(f"data.path: {file} is missing; heart expects a folder with {wanted}")
@@ -86,8 +81,7 @@ def read_hospital(file: Path) -> Hospital:
 
 
 def load_hospitals(path: str | None) -> tuple[Hospital, ...]:
-    """The four hospitals in a folder, in the order of `HOSPITALS`. Raises as `read_hospital`, and ValueError without
-    a path."""
+    """The four hospitals in a folder, in the order of `HOSPITALS`."""
     if path is None:
         raise ValueError("data.path: heart is read from a folder with the four processed.*.data files of the UCI data")
     return tuple(read_hospital(Path(path).expanduser() / f"processed.{name}.data") for name in HOSPITALS)
@@ -95,7 +89,7 @@ def load_hospitals(path: str | None) -> tuple[Hospital, ...]:
 
 def load_heart(path: str | None) -> Task:
     """Heart disease or none, from 13 features: 486 training patients, whose owners are the hospitals, 199, 172, 30 and
-    85, and the test parts of all hospitals, 104, 89, 16 and 45, one after the other. Raises as `load_hospitals`.
+    85, and the test parts of all hospitals, 104, 89, 16 and 45, one after the other.
     """
     hospitals = load_hospitals(path)
     parts = [[hospital.examples(rows) for rows in hospital.split()] for hospital in hospitals]

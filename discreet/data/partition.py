@@ -59,7 +59,7 @@ def partition_indices(
 
 
 def client_examples(task: Task, data: DataConfig, client_id: int) -> Examples:
-    """The training examples of one client; client_id in [0, num_clients), else ValueError.
+    """The training examples of one client, whose number is within [0, num_clients).
 
     The partition of a task is made once per process and then kept; a sampled view is made anew each time.
     """
@@ -74,8 +74,7 @@ def client_examples(task: Task, data: DataConfig, client_id: int) -> Examples:
 
 def sampled_indices(client_id: int, *, num_examples: int, examples_per_client: int, seed: int) -> torch.Tensor:
     """The examples, of `num_examples`, that a client of a sampled population views: different ones, decided by its
-    number and a public seed alone, (examples_per_client,) int64. Views of different clients may overlap. Raises
-    ValueError for more examples than there are.
+    number and a public seed alone, (examples_per_client,) int64. Views of different clients may overlap.
 
     >>> sampled_indices(999_999, num_examples=5, examples_per_client=5, seed=20731).sort().values
     tensor([0, 1, 2, 3, 4])

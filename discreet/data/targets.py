@@ -91,10 +91,8 @@ CLASS = Target()
 def targets_of(values: Array, target: Target, *, num_classes: int, what: str, padding: int = PADDING) -> Tensor:
     """Targets as examples hold them: class numbers (n,) int64, or (n, length) for sequences, with `PADDING` where a
     value is `padding`; otherwise (n, k) float32, labels as 0 and 1, numbers scaled. `values` are (n,), or (n, k) for
-    labels and numbers; `what` names them in errors.
-
-    Raises:
-      FolderError: one is missing, or is none of what is predicted.
+    labels and numbers; `what` names them in errors. Raises FolderError: one is missing, or is none of what is
+    predicted.
     """
     if target.kind in (CLASSES, SEQUENCES):
         return _class_numbers(values, target.length, num_classes=num_classes, padding=padding, what=what)

@@ -26,10 +26,9 @@ _LONGEST_NAME = 60
 def load_shakespeare(path: str | None) -> Task:
     """Next-character prediction from a text of plays; owners are the speaking roles, sorted by name.
 
-    inputs: (n, 80) int64, the characters before the target, with 0 before the role's text begins. targets: the
-    next character. Both are numbers in [0, 98): 0 padding, 1 unknown, then `ALPHABET`. The last fifth of a
-    role's speeches (rounded down, so none below five speeches) is the public test set. Raises
-    FileNotFoundError if `path` is not a file, ValueError without a path or if the text names no speakers.
+    inputs: (n, 80) int64, the characters before the target, with 0 before the role's text begins. targets: the next
+    character. Both are numbers in [0, 98): 0 padding, 1 unknown, then `ALPHABET`. The last fifth of a role's speeches
+    (rounded down, so none below five speeches) is the public test set.
     """
     if path is None:
         raise ValueError("data.path: shakespeare is read from a text file; set data.path to it")
@@ -50,11 +49,10 @@ def load_shakespeare(path: str | None) -> Task:
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:
-    """Speeches by role, in the order of the text.
+    """Speeches by role, in the order of the text. Raises ValueError if there are none.
 
-    A speech is a block of lines between empty lines whose first line is the speaker's name and a mark, ":" or
-    "." (the one that ends more first lines). Blocks without such a line, and speakers without a speech, are
-    left out. Raises ValueError if there is no speech at all.
+    A speech is a block of lines between empty lines whose first line is the speaker's name and a mark, ":" or "." (the
+    one that ends more first lines). Blocks without such a line, and speakers without a speech, are left out.
 
     >>> read_speeches("ANNA:\\nGood day.\\n\\nBEN:\\nWho\\nis there?\\n\\nANNA:\\nI.\\n")
     {'ANNA': ['Good day.', 'I.'], 'BEN': ['Who\\nis there?']}

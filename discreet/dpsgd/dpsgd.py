@@ -191,12 +191,9 @@ class DPSGD:
         return budget.epsilon(self._account.spent())
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the steps that are still to be taken, each for one call of `step`.
-
-        If a loop was left with a batch that was not stepped, the next loop begins with that batch.
-
-        Raises:
-          BatchError: a batch was not stepped, or all steps of the plan are taken.
+        """The batches of the steps that are still to be taken, each for one call of `step`: one that was not stepped,
+        by which a loop was left, is the first of the next loop. Raises BatchError: it goes on without a step, or all
+        steps are taken.
         """
         if self.steps_taken >= len(self):
             raise BatchError(f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more epsilon")
@@ -219,10 +216,8 @@ class DPSGD:
     def step(self, inputs: Tensor, targets: Tensor, *, max_physical_batch: int | None = None) -> None:
         """One step: the batch's clipped gradients, summed, charged, noised and over batch_size, then the optimizer.
 
-        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone.
-
-        Args:
-          max_physical_batch: a larger batch is worked on in pieces of so many examples. It stays one batch.
+        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. A
+        batch larger than `max_physical_batch` is worked on in pieces of so many examples, and stays one batch.
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.

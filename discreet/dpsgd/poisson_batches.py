@@ -30,7 +30,7 @@ class MapDataset(Protocol):
 
 
 def size_of(dataset: MapDataset) -> int:
-    """The number of examples. ValueError if there are none, or the data set has no length or no index."""
+    """The number of examples. Raises ValueError if there are none, or the data set has no length or no index."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(
             "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
@@ -61,11 +61,7 @@ class PoissonBatches:
             _check_collate(self.collate, [self.dataset[place] for place in places])
 
     def at(self, step: int) -> Batch:
-        """The batch of a step. It is drawn anew if the source is secure: ask once.
-
-        Raises:
-          ValueError: the examples are not pairs, or collate does not give one row an example.
-        """
+        """The batch of a step. It is drawn anew if the source is secure: ask once."""
         drawn = step_batch(self.source, step, len(self.dataset), probability=self.probability)
         inputs, targets = self._pair(drawn)
         return inputs.to(self.device), targets.to(self.device)

@@ -46,10 +46,8 @@ class Identity:
 
     @classmethod
     def read(cls, name: str, path: Path) -> Self:
-        """A key from a file, PEM or OpenSSH, without a password.
-
-        Raises:
-          IdentityError: it can't be read, or it is no key on P-384.
+        """A key from a file, PEM or OpenSSH, without a password. Raises IdentityError: it can't be read, or it is no
+        key on P-384.
         """
         data = _bytes_of(path)
         load = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
@@ -70,10 +68,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Directory:
-    """The names of all nodes, in ascending order, each with its public key on P-384.
-
-    Raises:
-      IdentityError: a name is empty or too long, or two names have one key.
+    """The names of all nodes, in ascending order, each with its public key on P-384. Raises IdentityError: a name is
+    empty or too long, or two names have one key.
     """
 
     keys: Mapping[str, ec.EllipticCurvePublicKey]
@@ -93,10 +89,8 @@ class Directory:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """A JSON object: for each node's name its public key, PEM or OpenSSH.
-
-        Raises:
-          IdentityError: the file is no such object, or a key is none on P-384.
+        """A JSON object: for each node's name its public key, PEM or OpenSSH. Raises IdentityError: the file is no
+        such object, or a key is none on P-384.
         """
         try:
             found = json.loads(_bytes_of(path), object_pairs_hook=_each_once)

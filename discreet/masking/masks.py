@@ -27,10 +27,8 @@ def public_key(private: bytes) -> bytes:
 
 
 def exchanged_key(private: bytes, peer: bytes, info: bytes) -> bytes:
-    """32 bytes that a private X25519 key, a peer's public one and `info` give, by HKDF with SHA-256.
-
-    Raises:
-      MalformedBytes: `peer` is no public key, or one with which every exchange gives zero.
+    """32 bytes that a private X25519 key, a peer's public one and `info` give, by HKDF with SHA-256. Raises
+    MalformedBytes: `peer` is no public key, or one with which every exchange gives zero.
     """
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
@@ -71,10 +69,8 @@ def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
 
 
 def add_pair_masks(total: Words, private: bytes, name: str, peers: Mapping[str, bytes], *, context: bytes) -> None:
-    """Adds the masks that a node has with its peers, by their public keys: what one adds, the other subtracts.
-
-    Raises:
-      MalformedBytes: as `exchanged_key`.
+    """Adds the masks that a node has with its peers, by their public keys: what one adds, the other subtracts. Raises
+    MalformedBytes: as `exchanged_key`.
     """
     for peer, public in peers.items():
         key = exchanged_key(private, public, join(TAG + b" pair", context) + join_names((name, peer)))

@@ -83,11 +83,7 @@ class Collected:
         return Part(self.stage, self.round, self.attempt, body)
 
     def take(self, name: str, body: bytes) -> None:
-        """Keeps a node's answer to its part.
-
-        Raises:
-          MalformedBytes: it is none.
-        """
+        """Keeps a node's answer to its part. Raises MalformedBytes: it is none."""
         match self.stage:
             case Stage.KEYS:
                 self.keys[name] = read_keys(body)
@@ -107,11 +103,7 @@ class Collected:
                 self.given[name] = given
 
     def advance(self) -> None:
-        """To the next stage, with those who answered.
-
-        Raises:
-          Abandoned: they are too few.
-        """
+        """To the next stage, with those who answered. Raises Abandoned: they are too few."""
         answers: tuple[Collection[str], ...] = (self.keys, self.sealed, self.alive, self.signatures, self.given)
         answered = len(answers[self.stage - 1])
         least = self.terms.survivors if self.stage <= Stage.MASKED else self.terms.threshold
@@ -121,11 +113,7 @@ class Collected:
             self.stage = Stage(self.stage + 1)
 
     def opened(self) -> Opened:
-        """The sum of the vectors of `alive`.
-
-        Raises:
-          Abandoned: the shares do not fit together: a node sent wrong ones.
-        """
+        """The sum of the vectors of `alive`. Raises Abandoned: shares do not fit together, a node sent wrong ones."""
         peers = {name: self.keys[name].masking for name in self.alive}
         place = place_of(self.terms, self._part(b""))
         context = context_of_vectors(context_of_keys(place, self.keys), self.asked)
@@ -176,10 +164,8 @@ class Exchange:
         }
 
     def take(self, name: str, reply: bytes) -> None:
-        """Takes a node's reply, in any order. A node without a reply that was taken is gone for this attempt.
-
-        Raises:
-          MalformedBytes: it is no answer to this request, or this node has answered.
+        """Takes a node's reply, in any order. A node without a reply that was taken is gone for this attempt. Raises
+        MalformedBytes: it is no answer to this request, or this node has answered.
         """
         asked = self._asked.pop(name, None)
         if asked is None:
@@ -193,10 +179,8 @@ class Exchange:
     def close(self) -> Exchange | Opened:
         """Goes on with those who have answered.
 
-        If too few nodes made keys for the round that follows, it begins anew when its time comes.
-
-        Raises:
-          Abandoned: they are too few. The server can begin a new attempt.
+        If too few nodes made keys for the round that follows, it begins anew when its time comes. Raises Abandoned:
+        they are too few. The server can begin a new attempt.
         """
         now, *following = self._attempts
         now.advance()

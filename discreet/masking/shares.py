@@ -39,20 +39,14 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 def seal(plain: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
     """AES-256-GCM under a key that both X25519 keys give, for this `route` alone: nonce, then ciphertext and tag.
-
-    Raises:
-      MalformedBytes: `peer` is no public key that can be used.
+    Raises MalformedBytes: `peer` is no public key that can be used.
     """
     nonce = os.urandom(_NONCE)
     return nonce + AESGCM(exchanged_key(private, peer, bound)).encrypt(nonce, plain, bound)
 
 
 def unseal(data: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
-    """Inverse of `seal`.
-
-    Raises:
-      MalformedBytes: other bytes, another key, or another `bound`.
-    """
+    """Inverse of `seal`. Raises MalformedBytes: other bytes, another key, or another `bound`."""
     try:
         return AESGCM(exchanged_key(private, peer, bound)).decrypt(data[:_NONCE], data[_NONCE:], bound)
     except (InvalidTag, ValueError) as error:

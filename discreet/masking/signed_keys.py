@@ -42,10 +42,8 @@ def _message(name: str, directory: Directory, place: bytes, values: tuple[bytes,
 
 
 def read_keys(data: bytes) -> SignedKeys:
-    """Signed keys as they travelled; the signature is not checked.
-
-    Raises:
-      MalformedBytes: the keys have other sizes, or one can't be used.
+    """Signed keys as they travelled; the signature is not checked. Raises MalformedBytes: the keys have other sizes,
+    or one can't be used.
     """
     keys = SignedKeys(*wire.split(data, 4))
     if (len(keys.sealing), len(keys.masking), len(keys.check)) != (KEY_BYTES, KEY_BYTES, CHECK_BYTES):
@@ -61,11 +59,7 @@ def join_keys(keys: Mapping[str, SignedKeys]) -> bytes:
 
 
 def split_keys(data: bytes) -> dict[str, SignedKeys]:
-    """Inverse of `join_keys`.
-
-    Raises:
-      MalformedBytes: as `split_named` and `read_keys`.
-    """
+    """Inverse of `join_keys`. Raises MalformedBytes: as `split_named` and `read_keys`."""
     return {name: read_keys(each) for name, each in wire.split_named(data).items()}
 
 

@@ -92,11 +92,7 @@ OVER = NodeState(closed=MOST_ROUND).encode()  # of a run of which nothing is ans
 
 
 def read_state(data: bytes) -> NodeState:
-    """Inverse of `NodeState.encode`.
-
-    Raises:
-      MalformedBytes: it is damaged.
-    """
+    """Inverse of `NodeState.encode`. Raises MalformedBytes: it is damaged."""
     try:
         return _STATE.validate_json(data)
     except ValidationError as error:
@@ -115,10 +111,8 @@ class FolderStore:
 
     @contextmanager
     def locked(self, run: str) -> Iterator[None]:
-        """Refuses while another process answers for the same node.
-
-        Raises:
-          MaskingRefused: that is so, or the folder can't be written.
+        """Refuses while another process answers for the same node. Raises MaskingRefused: that is so, or the folder
+        can't be written.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,11 +128,7 @@ class FolderStore:
             os.close(handle)
 
     def load(self, run: str) -> bytes | None:
-        """The state that was saved last; None if none was.
-
-        Raises:
-          MaskingRefused: the file is damaged.
-        """
+        """The state that was saved last; None if none was. Raises MaskingRefused: the file is damaged."""
         try:
             data = (self.folder / f"{run}.state").read_bytes()
         except FileNotFoundError:
@@ -148,10 +138,8 @@ class FolderStore:
         return data[_CHECK_BYTES:]
 
     def save(self, run: str, state: bytes) -> None:
-        """Keeps the state in place of the last one; when it returns the state is safe from a crash.
-
-        Raises:
-          MaskingRefused: that can't be done.
+        """Keeps the state in place of the last one; when it returns the state is safe from a crash. Raises
+        MaskingRefused: that can't be done.
         """
         new = self.folder / f"{run}.new"
         try:

@@ -59,11 +59,7 @@ def join(*values: bytes) -> bytes:
 
 
 def split(data: bytes, count: int | None = None) -> list[bytes]:
-    """Inverse of `join`.
-
-    Raises:
-      MalformedBytes: the lengths do not fit, or there are not `count` values.
-    """
+    """Inverse of `join`. Raises MalformedBytes: the lengths do not fit, or there are not `count` values."""
     values, place = [], 0
     while place < len(data):
         start = place + _LENGTH_BYTES
@@ -82,11 +78,7 @@ def join_names(names: Iterable[str]) -> bytes:
 
 
 def split_names(data: bytes) -> tuple[str, ...]:
-    """Inverse of `join_names`.
-
-    Raises:
-      MalformedBytes: not names, not in ascending order, or one twice.
-    """
+    """Inverse of `join_names`. Raises MalformedBytes: not names, not in ascending order, or one twice."""
     return _names(split(data))
 
 
@@ -96,11 +88,7 @@ def join_named(values: Mapping[str, bytes]) -> bytes:
 
 
 def split_named(data: bytes) -> dict[str, bytes]:
-    """Inverse of `join_named`.
-
-    Raises:
-      MalformedBytes: as `split_names`.
-    """
+    """Inverse of `join_named`. Raises MalformedBytes: as `split_names`."""
     fields = split(data)
     if len(fields) % 2:
         raise MalformedBytes("a name without a value")
@@ -123,11 +111,7 @@ def write_request(terms: Terms, parts: Sequence[Part]) -> bytes:
 
 
 def read_request(data: bytes) -> tuple[Terms, tuple[Part, ...]]:
-    """Inverse of `write_request`.
-
-    Raises:
-      MalformedBytes: it is no request.
-    """
+    """Inverse of `write_request`. Raises MalformedBytes: it is no request."""
     fields = _tagged(data, b" request")
     if not fields:
         raise MalformedBytes("a request without terms")
@@ -140,11 +124,7 @@ def write_reply(parts: Sequence[Part]) -> bytes:
 
 
 def read_reply(data: bytes) -> tuple[Part, ...]:
-    """Inverse of `write_reply`.
-
-    Raises:
-      MalformedBytes: it is no reply.
-    """
+    """Inverse of `write_reply`. Raises MalformedBytes: it is no reply."""
     return tuple(_read_part(field) for field in _tagged(data, b" reply"))
 
 
@@ -198,10 +178,8 @@ def pack(words: Words, bits: int) -> bytes:
 
 
 def unpack(data: bytes, *, length: int, bits: int) -> Words:
-    """Inverse of `pack`, modulo 2^bits, shape (length,).
-
-    Raises:
-      MalformedBytes: another number of bytes, or bits set behind the last value.
+    """Inverse of `pack`, modulo 2^bits, shape (length,). Raises MalformedBytes: another number of bytes, or bits set
+    behind the last value.
     """
     whole, single, row = bits // 8, bits % 8, (length + 7) // 8
     if len(data) != whole * length + single * row:

@@ -1,8 +1,4 @@
-"""Clipping: rows scaled to a norm, and their sums, in floating point and on the integer grid.
-
-An update is one vector of shape (num_params,), so that the same rule, `clip_factors`, serves per-example gradients,
-client updates and audit canaries.
-"""
+"""Clipping: rows (updates, per-example gradients, canaries) scaled to a norm by `clip_factors`, and their sums."""
 
 from __future__ import annotations
 
@@ -27,22 +23,15 @@ Doubles = NDArray[np.float64]
 # Rows end this much below the clip norm, so that no rounding lifts one above it. Norms of per-example gradients in
 # float32 have the largest error, up to about 1e-6; rounding a scaled row to float32 moves its norm by 6e-8 at most.
 CLIP_MARGIN = 2e-6
-SUMMED_AT_ONCE = 2**13  # BLAS takes several threads for more, which wait for each other
 LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice costs more than the cache that it takes
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """Factors for rows of these norms: min(1, limit / norm), with limit = clip_norm * (1 - CLIP_MARGIN).
+    """Factors min(1, limit / norm) for norms (n,), float32 or float64, with limit = clip_norm * (1 - CLIP_MARGIN).
 
     Guarantee: a row times its factor has a norm of at most `clip_norm`, even if the norm was off by 1e-6 of itself and
-    the product is rounded to float32. Rows up to the limit keep a factor of exactly 1; an infinite norm gives 0.
-
-    Args:
-      norms: (n,), float32 or float64, >= 0 and not NaN.
-      clip_norm: the largest norm, >= 0, and if it is not 0 above the smallest normal number of the norms' type
-        (`check_clip` asks for far more); infinity clips nothing.
-
-    Source: Abadi et al. 2016, Algorithm 1.
+    the product is rounded to float32. Rows up to the limit keep a factor of exactly 1; an infinite norm gives 0, and
+    so does a clip norm of 0; an infinite one clips nothing. Source: Abadi et al. 2016, Algorithm 1.
     """
     limit = min(clip_norm * (1 - CLIP_MARGIN), torch.finfo(norms.dtype).max)
     return (norms / limit).clamp_min_(1).reciprocal_() if limit else torch.zeros_like(norms)
@@ -55,22 +44,11 @@ def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
 
 
 def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[Tensor, Tensor]:
-    """Scales each row to a norm of at most `clip_norm`, by `clip_factors`.
+    """Rows (n, d), floating point, scaled to a norm of at most `clip_norm`, and their norms before, float64 (n,).
 
-    Guarantee: every row of the result has an L-`order` norm of at most `clip_norm`, whatever came in, so adding or
-    removing one row moves the sum of the rows by at most `clip_norm` (replacing one, by at most twice that).
-
-    Args:
-      rows: (n, d), any floating dtype; n may be 0. A row that is not finite becomes zero.
-      clip_norm: the largest norm, 0 or as `check_clip` allows; infinity clips nothing (and still drops rows that are
-        not finite).
-      order: 2 for Gaussian noise, 1 for Laplace noise.
-
-    Returns:
-      The clipped rows (n, d), float32 or float64, and the norms before clipping (n,), float64, infinity for rows that
-      are not finite.
-
-    Source: Abadi et al. 2016, Algorithm 1; for whole updates McMahan et al. 2018.
+    Guarantee: adding or removing one row moves the sum of the result by at most `clip_norm`, replacing one by twice
+    that. A row that is not finite becomes zero; its norm is infinity. `order` is 2 for Gaussian noise, 1 for Laplace.
+    The clip norm is as `check_clip` allows, 0 (all zeros), or infinity (clips nothing, drops what is not finite).
 
     >>> clipped, norms = clip_by_norm(torch.tensor([[3.0, 4.0], [0.0, 0.1]]), 1.0)
     >>> norms.tolist()[0], round(clipped.norm(dim=1)[0].item(), 4)
@@ -91,10 +69,10 @@ def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[T
 
 
 class ClippedSum:
-    """A float64 sum of updates (size,), each clipped to `clip_norm`.
+    """A float64 sum of updates (size,), each clipped to `clip_norm`, in the memory of one vector.
 
     Guarantee: adding or removing one update moves the sum by at most `clip_norm` in L2, up to float64 rounding (about
-    1e-16 of the sum). The memory is one vector, however many updates come.
+    1e-16 of the sum).
     """
 
     def __init__(self, size: int, clip_norm: float) -> None:
@@ -107,9 +85,6 @@ class ClippedSum:
         """Clips rows (n, size) and adds them; rows that are not finite add zero."""
         tiles, total = self._tiles, self.total.numpy()
         for group in tiles.groups(rows):
-            if not tiles.single and surely_within(group[0], self.clip_norm):  # a row of many tiles comes alone
-                total += group[0]
-                continue
             kept, norms = tiles.finite(group)
             factors = clip_factors(torch.from_numpy(norms), self.clip_norm).numpy()
             for where in tiles.columns():
@@ -118,21 +93,6 @@ class ClippedSum:
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
         """The sum with noise for `clip_norm`, (size,), float64."""
         return mechanism.add_noise(self.total, self.clip_norm, source)
-
-
-def surely_within(row: Rows, clip_norm: float) -> bool:
-    """True if sums in float32 tell for certain that `row` (n,) is finite and its norm at most `clip_norm`.
-
-    They read a row once, and save its way through float64. A sum of squares of m float32 values is right to m * 2^-24
-    of itself in any order (Higham 2002, "Accuracy and Stability of Numerical Algorithms", eq. 3.5), here to 2^-11, and
-    what underflows is nothing to a clip norm of 2^-30. False says nothing: the norm may be just below the clip norm.
-    """
-    if row.dtype != np.float32 or clip_norm < 2.0**-30:
-        return False
-    pieces = (row[start : start + SUMMED_AT_ONCE] for start in range(0, len(row), SUMMED_AT_ONCE))
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = sum(float(np.dot(piece, piece)) for piece in pieces)
-    return math.isfinite(squares) and squares <= clip_norm**2 * (1 - 2.0**-9)
 
 
 class GridSum:
@@ -205,14 +165,11 @@ def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2
 
 
 class Tiles:
-    """Rows of a size in tiles that stay in a core's cache, in memory that is made once.
-
-    So a sum costs little more than reading an update twice, and nothing of the update's size is made on the way.
-    """
+    """Rows of a size in tiles that stay in a core's cache, in memory that is made once."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.single = size, size <= LARGEST_TILE
-        self._width = max(1, size) if self.single else CHUNK
+        self.size = size
+        self._width = max(1, size) if size <= LARGEST_TILE else CHUNK
         self.rows = max(1, CHUNK // self._width)
         self._doubles = np.empty(self.rows * self._width)
         self._integers = np.empty(self._width, dtype=np.int64)

@@ -35,11 +35,7 @@ _TRIALS = 1.4  # for a draw: 1.32 where sigma is large, fewer where it is small
 
 
 def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor:
-    """`count` independent draws of N_Z(0, variance), int64, shape (count,); a variance of 0 gives zeros.
-
-    Raises:
-        ValueError: if count is negative, or variance is not a whole number within [0, 2^64].
-    """
+    """`count` independent draws of N_Z(0, variance), int64, (count,), for a whole variance of at most 2^64."""
     check_count(count)
     if isinstance(variance, bool) or not isinstance(variance, int) or not 0 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"variance must be a whole number in [0, 2^64], not {variance!r}")

@@ -59,13 +59,10 @@ class Grid:
             raise ValueError(f"step must be a power of two in [2^-1000, 2^1000], not {self.step}")
 
     def gaussian(self, count: int, stddev: float, source: RandomSource) -> Tensor:
-        """`count` Gaussians of `stddev` (in the units of the data), rounded to steps: int64, (count,).
+        """`count` Gaussians of `stddev` (in the units of the data, at most 2^32 steps) rounded to steps: int64,
+        (count,).
 
-        Each is the correct rounding of a Gaussian made from two 127-bit uniforms (see `grid_slack`), so that
-        a seeded source gives the same noise on every machine. A stddev of 0 gives zeros.
-
-        Raises:
-            ValueError: if stddev is not in [0, 2^32 steps].
+        Each is the correct rounding of a Gaussian made from two 127-bit uniforms. A stddev of 0 gives zeros.
         """
         return _rounded(count, stddev / self.step, source, first=_first_normal, second=_second_normal)
 
@@ -79,16 +76,12 @@ class Grid:
 
 
 def grid_for(clip_norm: float, num_params: int, *, largest_cohort: int = 2**20, noise_scale: float = 0.0) -> Grid:
-    """The grid for updates of norm at most `clip_norm` with `num_params` coordinates.
+    """The grid for updates (num_params,) of norm at most `clip_norm`, from public values alone.
 
-    The step is the largest power of two that is at most clip_norm / (1024 * sqrt(num_params)). Truncation
-    moves an update by less than step * sqrt(num_params) <= clip_norm / 1024 in L2 norm. If noise of
-    `noise_scale` (its standard deviation or scale) would be more than 2^31 of these steps, they are made larger:
-    what truncation then costs is far below the noise. The step depends on nothing but public values.
-
-    Raises:
-        ValueError: if clip_norm is not finite and > 0, num_params not in [1, 2^30], largest_cohort < 1, or
-            the sum of largest_cohort updates and the largest noise could overflow int64.
+    The step is the largest power of two that is at most clip_norm / (1024 * sqrt(num_params)): truncation moves an
+    update by less than clip_norm / 1024 in L2. If noise of `noise_scale` (its standard deviation or scale) would be
+    more than 2^31 steps, they are made larger: what truncation then costs is far below the noise. Raises ValueError: a
+    value out of range, or the sum of `largest_cohort` updates and the largest noise could overflow int64.
 
     >>> grid_for(1.0, 10_000).step == 2.0**-17
     True
@@ -109,12 +102,12 @@ def grid_for(clip_norm: float, num_params: int, *, largest_cohort: int = 2**20, 
 
 
 def grid_slack(num_params: int, stddev_in_steps: float, *, bits: int = BITS) -> float:
-    """Bound on the total variation distance between `Grid.gaussian` and exact Gaussians, rounded.
+    """Bound on the total variation distance between `Grid.gaussian` and exact Gaussians, rounded: 0 without noise.
 
     Let S be stddev_in_steps. A value is round(S * R * cos(2 pi t)), or with sin, where R = sqrt(-2 ln u). An exact
     Gaussian has u and t uniform; the one drawn replaces them by the midpoint of their cell, one of 2^bits * 2^bits
-    equal cells (t has one bit more than that). Both round to the same integer unless a rounding boundary
-    R * cos(2 pi t) = c, with c = (k + 1/2) / S for an integer k, cuts the cell. Count those cells:
+    equal cells (t has one bit more than that). Both round to the same integer unless a rounding boundary R * cos(2 pi
+    t) = c, with c = (k + 1/2) / S for an integer k, cuts the cell. Count those cells:
 
     - The column u < 2^-bits: 2^bits cells, whatever happens there. A boundary that leaves this column has
       |c| <= R_max = sqrt(2 bits ln 2), and there are at most 2 S R_max + 1 of those.
@@ -122,18 +115,8 @@ def grid_slack(num_params: int, stddev_in_steps: float, *, bits: int = BITS) -> 
       boundary has no point over the other two. A monotone curve cuts at most 2 * 2^bits cells.
 
     Together at most 2^bits * (8 S R_max + 5) of 4^bits cells. Decimal arithmetic moves the boundaries by less than
-    10^-90, far less than a cell, which is paid for by doubling. A union over the coordinates gives
-    num_params * 2 * (8 S R_max + 5) / 2^bits: 1.3e-24 for a million coordinates and S = 2^20.
-
-    AES-256 in counter mode is taken as random.
-
-    Args:
-        num_params: coordinates in a release.
-        stddev_in_steps: standard deviation of the noise in steps of the grid, >= 0; 0 gives 0.
-        bits: of the uniforms; tests check the bound with few.
-
-    Raises:
-        ValueError: if num_params < 0, or stddev_in_steps is negative or not finite.
+    10^-90, far less than a cell, which is paid for by doubling. A union over the coordinates gives num_params * 2 * (8
+    S R_max + 5) / 2^bits: 1.3e-24 for a million coordinates and S = 2^20. AES-256 in counter mode is taken as random.
     """
     largest_radius = math.sqrt(2 * bits * math.log(2))
     return _slack(num_params, stddev_in_steps, cuts=8 * stddev_in_steps * largest_radius + 5, bits=bits)

@@ -25,9 +25,8 @@ Draw = Callable[[int, float], Tensor]  # so many values of this stddev or scale
 class Gaussian:
     """The Gaussian mechanism: noise of stddev noise_multiplier * (L2 sensitivity) on each coordinate.
 
-    Attributes:
-        noise_multiplier: noise per sensitivity, >= 0 and finite. 0 protects nobody: its event has infinite epsilon.
-        draws: draws added for each noise value, >= 1; 4 is the secure mode (see `RandomSource.normal`).
+    A noise multiplier of 0 protects nobody: its event has infinite epsilon. `draws` are added for each noise value; 4
+    is the secure mode (see `RandomSource.normal`).
     """
 
     noise_multiplier: float
@@ -45,27 +44,19 @@ class Gaussian:
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` plus noise for `sensitivity`: any shape, float32 or float64, same shape and type back.
 
-        Between neighbours `total` must change by at most `sensitivity` in L2 norm: C for a sum of vectors clipped to C
-        if one is added or removed, 2C if one is replaced. The low bits of floating-point noise can still tell something
-        about `total` (Mironov 2012); `add_grid_noise` has none.
-
-        Raises:
-            ValueError: total is not finite, or there is noise and sensitivity is not finite and > 0, or the noise is
-                too small or too large for total's type.
-            TypeError: total is of another type.
+        Between neighbours `total` must change by at most `sensitivity` in L2: C for a sum of vectors clipped to C if
+        one is added or removed, 2C if one is replaced. The low bits of floating-point noise can still tell something
+        about `total` (Mironov 2012); `add_grid_noise` has none. Raises ValueError: `total` is not finite, or the noise
+        is out of range for its type, TypeError: another type.
         """
         normal = partial(source.normal, draws=self.draws, dtype=total.dtype)
         return _noised(total, self.stddev(sensitivity), lambda count, stddev: normal(count, stddev=stddev))
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
-        """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the data.
+        """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the data, rounded up.
 
-        The same guarantee as `add_noise`, with a slack in delta given by `grid_slack`. The standard deviation is
-        rounded up. `draws` does not matter here: the grid leaves no low bits to search.
-
-        Raises:
-            ValueError: there is noise and sensitivity is not finite and > 0, or the noise is too large for grid.
-            TypeError: total is not int64.
+        The guarantee of `add_noise`, with a slack in delta given by `grid_slack`; `draws` do not matter, as the grid
+        leaves no low bits to search.
         """
         return _noised_on_grid(total, self.stddev(sensitivity), partial(grid.gaussian, source=source))
 
@@ -78,10 +69,7 @@ class Gaussian:
 class Laplace:
     """The Laplace mechanism: noise of scale noise_multiplier * (L1 sensitivity) on each coordinate.
 
-    One release is (1 / noise_multiplier)-differentially private, with delta = 0.
-
-    Attributes:
-        noise_multiplier: scale per sensitivity, >= 0 and finite. 0 adds nothing and protects nobody.
+    One release is (1 / noise_multiplier)-differentially private, with delta = 0. A multiplier of 0 protects nobody.
     """
 
     noise_multiplier: float
@@ -113,12 +101,9 @@ class Laplace:
 def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float:
     """The least noise multiplier with which one Gaussian release is (epsilon, delta)-differentially private.
 
-    Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018, Theorem 8
-    and Algorithm 1); the classical sqrt(2 ln(1.25/delta)) / epsilon is wrong above epsilon = 1. The result errs
-    upwards, by less than one part in 10^9.
-
-    Raises:
-        ValueError: if epsilon is not in [0, inf) or delta not in (0, 1).
+    Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018, Theorem
+    8 and Algorithm 1); the classical sqrt(2 ln(1.25/delta)) / epsilon is wrong above epsilon = 1. The result errs
+    upwards, by less than one part in 10^9. Raises ValueError: epsilon outside [0, inf), delta outside (0, 1).
 
     >>> round(analytic_gaussian_noise_multiplier(1.0, delta=1e-5), 4)
     3.7306
@@ -142,11 +127,8 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
 def laplace_step_sensitivity(learning_rate: float, *, clip_norm: float, num_examples: int) -> float:
     """L1 sensitivity of the parameters after a full-batch step: 2 * learning_rate * clip_norm / num_examples.
 
-    The step is w - learning_rate * mean(g_i) with each g_i clipped to L1 norm clip_norm. Replacing one of
-    num_examples examples, a public number, moves the mean by at most 2 * clip_norm / num_examples.
-
-    Raises:
-        ValueError: if learning_rate or clip_norm is not finite and > 0, or num_examples < 1.
+    The step is w - learning_rate * mean(g_i) with each g_i clipped to L1 norm clip_norm. Replacing one of num_examples
+    examples, a public number, moves the mean by at most 2 * clip_norm / num_examples.
     """
     for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm)):
         if not 0 < value < math.inf:

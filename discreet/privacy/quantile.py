@@ -24,20 +24,14 @@ def default_count_stddev(expected_cohort: float, *, noise_multiplier: float) -> 
 
 @dataclass(frozen=True)
 class QuantileEstimator:
-    """Tracks the `target_quantile` of the update norms by geometric steps.
+    """The clip norm `estimate`, which follows the `target_quantile` of the update norms by steps in log space.
 
     Guarantee: `update` reads the clients' bits only through `centred_count`, the noised sum of (b - 1/2), whose
     sensitivity is 1/2 (add or remove one client). Its cost is part of the round's event (`split_noise_multiplier`).
-
-    Attributes:
-      estimate: the current clip norm C_t, above 0.
-      target_quantile: the share of update norms that should lie at or below it, within (0, 1).
-      learning_rate: the step in log space, above 0.
-      ceiling: a public constant that the estimate never passes.
-      search_rate: of a further step while the estimate is far from the median, at least 0.
-      doubt: how far a fraction may be from one half by noise alone: only what is beyond it counts for that step.
-
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (arXiv 1905.03871), Section 2 and Algorithm 1.
+
+    `ceiling` is a public constant that the estimate never passes. While it is far from the median it takes a further
+    step, of `search_rate`; only what a fraction is beyond `doubt`, the reach of noise, from one half counts for that.
     """
 
     estimate: float
@@ -56,14 +50,10 @@ class QuantileEstimator:
             raise ValueError(f"ceiling must be within [estimate, {LARGEST_NUMBER:g}] (got {self.ceiling})")
 
     def update(self, centred_count: float, *, expected_cohort: float) -> tuple[QuantileEstimator, float]:
-        """One step from a noised, centred count.
+        """The estimator after a step, and the noised fraction of norms at or below the clip norm, within [0, 1].
 
-        Args:
-          centred_count: sum of (b - 1/2) over the replies, plus Gaussian(count_stddev).
-          expected_cohort: q * population_size, a public constant above 0.
-
-        Returns:
-          The estimator after the step, and the noised fraction of norms at or below the clip norm, within [0, 1].
+        `centred_count` is the sum of (b - 1/2) over the replies, plus Gaussian(count_stddev); `expected_cohort` is q *
+        population_size, a public constant above 0.
 
         >>> estimator, fraction = QuantileEstimator(1.0, 0.5, 0.2).update(-50.0, expected_cohort=100)
         >>> fraction, round(estimator.estimate, 4)     # all norms lie above: the clip norm grows
@@ -81,11 +71,8 @@ class QuantileEstimator:
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
     """The noise multiplier for the update with which it and the norm bits together cost one Gaussian.
 
-    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0.
-
-    Raises:
-        ValueError: if noise_multiplier is negative or not finite, or count_stddev <= noise_multiplier / 2: then the
-            bits alone cost more than Gaussian(noise_multiplier).
+    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0. Raises ValueError if
+    count_stddev <= z / 2: then the bits alone cost more than Gaussian(z).
 
     >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
     1.005038

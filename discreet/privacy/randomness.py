@@ -42,12 +42,9 @@ _scratch = _Scratch()
 class RandomSource:
     """A stream of random 64-bit words: the AES-256-CTR keystream of one key, and the draws made from it.
 
-    Build it with `secure_source` or `seeded_source`. Not thread-safe. Copying, pickling and use in a forked process are
-    refused: two copies would give the same noise twice, and the difference of two noised releases would be that of the
-    data.
-
-    Attributes:
-        is_secure: True if the key came from the operating system; a seeded stream protects nobody.
+    Built by `secure_source` or `seeded_source`; `is_secure` tells which: a seeded stream protects nobody. Not
+    thread-safe. Copying, pickling and use in a forked process are refused: two copies would give the same noise twice,
+    and the difference of two noised releases would be that of the data.
     """
 
     def __init__(self, key: bytes, *, is_secure: bool) -> None:
@@ -67,10 +64,11 @@ class RandomSource:
         )
 
     def child(self, *labels: str | int) -> RandomSource:
-        """Another stream, independent of this one and of every child with other labels, of which there is at least one.
+        """Another stream, independent of this one and of every child with other labels, of which there is at least
+        one.
 
-        A seeded source gives the same child for the same labels, whatever was drawn before. A secure source gives a new
-        key from the operating system each time. `child("a", "b")` and `child("a").child("b")` differ.
+        A seeded source gives the same child for the same labels, whatever was drawn before; a secure one a new key
+        from the operating system each time. `child("a", "b")` and `child("a").child("b")` differ.
 
         >>> source = seeded_source(20617)
         >>> _ = source.words(3)
@@ -97,15 +95,12 @@ class RandomSource:
         return torch.from_numpy((self.words(count) >> np.uint64(11)).astype(np.float64)).mul_(2.0**-53)
 
     def normal(self, count: int, *, stddev: float = 1.0, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
-        """`count` independent normal values of mean 0, shape (count,).
+        """`count` independent normal values of mean 0, shape (count,), cast to `dtype` last.
 
         Box and Muller's method in float64 with a radius of 63 bits: the tails follow the normal law to 8 sigma and end
-        at 9.4. Values are cast to `dtype` last. Each value is the sum of `draws` draws over sqrt(draws): of 2n, all
-        have to be searched by an attacker who knows how floating-point noise is made (the secure mode of Holohan and
-        Braghin 2021; with their n = 2, draws = 4).
-
-        Raises:
-            ValueError: if count < 0, draws < 1, or stddev is out of range.
+        at 9.4. Each value is the sum of `draws` draws over sqrt(draws): of 2n, all have to be searched by an attacker
+        who knows how floating-point noise is made (the secure mode of Holohan and Braghin 2021; with their n = 2,
+        draws = 4).
         """
         if draws < 1:
             raise ValueError(f"draws must be >= 1, not {draws}")
@@ -207,10 +202,7 @@ def signed(words: Words) -> Tensor:
 
 
 def open_uniform(words: Tensor) -> Tensor:
-    """Uniform in (0, 1] from the low 63 bits of int64 words: (low + 1/2) / 2^63 in float64, never 0.
-
-    Only if the float has no room for it is anything rounded away, so small values keep all their bits.
-    """
+    """Uniform in (0, 1] from the low 63 bits of int64 words: (low + 1/2) / 2^63 in float64, never 0."""
     return (words & LOW_63_BITS).double().add_(0.5).mul_(2.0**-63)
 
 
@@ -238,8 +230,8 @@ def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) 
 def laplace_values(words: Tensor) -> Tensor:
     """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign.
 
-    They end at 44.4, so that they are a first look at a draw, not a draw: `RandomSource.laplace` and
-    `Grid.laplace` go on with more bits in the tail.
+    They end at 44.4: a first look at a draw. `RandomSource.laplace` and `Grid.laplace` go on with more bits in the
+    tail.
     """
     return open_uniform(words).log_().copysign_(words)
 

@@ -16,9 +16,6 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
 
     An index is in if its 64-bit word is below floor(probability * 2^64). So its chance is never above `probability`,
     equal to it from 2^-11 up, and less than 2^-64 below it otherwise.
-
-    Raises:
-        ValueError: if count < 0 or probability is not in [0, 1] (NaN is not).
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be in [0, 1], not {probability}")
@@ -37,10 +34,7 @@ def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSo
     """The nodes that take part in a round, each independently with `probability`, in the order given; may be empty.
 
     Add-or-remove-one adjacency: a node's presence does not change the chances of the others, so that amplification by
-    Poisson sampling holds (`PoissonSampledDpEvent` of dp-accounting).
-
-    Raises:
-        ValueError: if a node appears twice, or probability is not in [0, 1].
+    Poisson sampling holds. Raises ValueError if a node appears twice.
     """
     _check_distinct(node_ids)
     chosen = poisson_sample(len(node_ids), probability=probability, source=source)
@@ -50,11 +44,8 @@ def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSo
 def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomSource) -> list[int]:
     """`cohort_size` different nodes, every such set equally likely, in random order.
 
-    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another comes.
-
-    Raises:
-        ValueError: if a node appears twice, or cohort_size is not in [0, number of nodes]: in a smaller population
-            every node would have a larger chance than was accounted for.
+    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another comes. Raises
+    ValueError if a node appears twice, or there are fewer: each would have a larger chance than was accounted for.
     """
     _check_distinct(node_ids)
     if not 0 <= cohort_size <= len(node_ids):

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 FEWEST_BITS, MOST_BITS, MOST_BITS_OF_EXAMPLES = 16, 24, 32
 FINEST, COARSEST = 1024, 16  # steps in C / sqrt(num_params): truncation moves an update by less than C / steps
 MOST_GRADIENTS = 16  # times `SecureSum.largest_sum`: of so many, what a float64 sum rounds is counted
-NOISE_ROOM = 12  # standard deviations of all clients' noise together that fit beside the largest sum
+# Standard deviations of all clients' noise together that fit beside the largest sum. The noise is sub-Gaussian with its
+# own variance (Canonne, Kamath and Steinke 2020): it wraps a coordinate around 2^k with a chance of at most
+# 2 exp(-12^2 / 2) = 1.1e-31, which spoils the coordinate and costs no privacy.
+NOISE_ROOM = 12
 _WHOLE_STEPS = Grid(1.0)
 
 
 @dataclass(frozen=True)
 class SecureCohort:
-    """The clients that add to a secure sum.
-
-    Attributes:
-        nodes: n, the largest number of clients that add a vector with noise.
-        summands: h, the least number of honest ones in a sum that is opened. Only their noise is accounted.
+    """The clients that add to a secure sum: at most `nodes` (n) add a vector with noise, and at least `summands` (h)
+    honest ones are in a sum that is opened. Only their noise is accounted.
     """
 
     nodes: int
@@ -58,13 +58,11 @@ class SecureSum:
     Attributes:
         num_params: length of an update.
         clip_steps: R, one clip norm in steps.
-        variance: sigma_i^2, the whole variance of one client's noise in each coordinate, in steps^2; 0 without noise.
+        variance: sigma_i^2, of one client's noise in each coordinate, in steps^2, a whole number; 0 without noise.
         bits: k; sums are taken modulo 2^k.
-        nodes: n, how many clients may add a vector.
-        summands: h, how many clients' noise is accounted.
-        bit_steps: what the bit adds or takes, in steps; 0 without a bit.
-        answer_length: numbers in an answer; 0 without one.
-        answer_steps: the norm of an answer, in steps.
+        nodes, summands: n and h of `SecureCohort`.
+        bit_steps: what the bit adds or takes; 0 without a bit.
+        answer_length, answer_steps: numbers in an answer, and its norm; 0 without one.
         largest_sum: how many examples' gradients fit into a client's sum; 0 at user level.
     """
 
@@ -107,8 +105,7 @@ class SecureSum:
 
     @property
     def noise_stddev(self) -> float:
-        """Of the noise on the sum that is accounted, in clip norms: sqrt(h sigma_i^2) / R. If more than h add noise,
-        there is more."""
+        """Of the noise that is accounted, in clip norms: sqrt(h sigma_i^2) / R."""
         return math.sqrt(self.summands * self.variance) / self.clip_steps
 
     @property
@@ -120,21 +117,6 @@ class SecureSum:
     def largest_entry(self) -> int:
         """The bound on each coordinate of a client's vector without noise."""
         return max(self.clip_steps * max(1, self.largest_sum), self.bit_steps, self.answer_steps)
-
-    @property
-    def wrap_chance(self) -> float:
-        """Bound on the chance that any coordinate of a round's sum wraps around 2^k; 0 without noise.
-
-        The sum of n vectors is at most n * E in each coordinate, E the largest entry of one, and 2^(k-1) is above that:
-        sums cannot wrap by themselves. The noise of n clients, of variance n sigma_i^2, is sub-Gaussian with that very
-        variance (as Canonne, Kamath and Steinke 2020 show), so that it passes the room r = 2^(k-1) - n * E with
-        a chance of at most 2 exp(-r^2 / (2 n sigma_i^2)) in each. r is at least 12 standard deviations: at most 1.1e-31
-        in each, 1.1e-25 for a million. A wrap spoils a coordinate and costs no privacy.
-        """
-        if self.variance == 0:
-            return 0.0
-        room = 2 ** (self.bits - 1) - self.nodes * self.largest_entry
-        return min(1.0, 2 * self.length * math.exp(-(room**2) / (2 * self.nodes * self.variance)))
 
     @property
     def event(self) -> DpEvent:
@@ -157,20 +139,12 @@ class SecureSum:
     def encode(
         self, update: Tensor | None, clip_norm: float, *, below: bool | None = None, answer: Tensor | None = None
     ) -> Tensor:
-        """A client's vector without noise, int64 (length,).
+        """A client's vector without noise, int64 (length,); what is not finite, or not given, counts as zeros.
 
-        The update is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact integer
-        arithmetic, it is scaled first (see `discreet.privacy.clipping.GridSum`). What is not finite, or not given,
-        counts as zeros.
-
-        Args:
-            update: (num_params,), floating point, of L2 norm at most `clip_norm`: it is not trusted.
-            clip_norm: C of this round, finite and above 0.
-            below: True if the norm was at or below C.
-            answer: (answer_length,), floating point, of norm at most 1: it is not trusted.
-
-        Raises:
-            ValueError: another shape, a bit or an answer that this sum has no room for, or a clip norm out of range.
+        The update (num_params,) is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact
+        integer arithmetic, it is scaled first (`GridSum`). So is the answer (answer_length,), of norm 1: neither is
+        trusted. `below` is True if the norm was at or below C, the `clip_norm` of this round. Raises ValueError: what
+        this sum has no room for.
         """
         if (below is not None and not self.bit_steps) or (answer is not None and not self.answer_length):
             raise ValueError("this secure sum has no room for a bit or an answer")
@@ -185,18 +159,12 @@ class SecureSum:
 
     def encode_gradients(self, total: Tensor, clip_norm: float) -> Tensor:
         """The vector without noise, int64 (length,), of a client that adds up a clipped gradient of each of its
-        examples: the sum, truncated to steps of clip_norm / R, and cut off at what `largest_sum` examples reach.
+        examples.
 
-        What is not finite counts as zeros. A float64 sum is not exact, so that one example moves the vector by more
-        than R steps in L2: `sensitivity_squared` has by how much at most.
-
-        Args:
-            total: (num_params,) float64, of which each example is a part of L2 norm at most `clip_norm`, computed in
-                float64 throughout.
-            clip_norm: C, finite and above 0.
-
-        Raises:
-            ValueError: another shape or type, a sum at user level, or a clip norm out of range.
+        `total` (num_params,) is the float64 sum, of which each example is a part of L2 norm at most `clip_norm`,
+        computed in float64 throughout. It is truncated to steps of clip_norm / R, and cut off at what `largest_sum`
+        examples reach; what is not finite counts as zeros. `gradient_slack` says by how much more than R one example
+        moves it.
         """
         if not self.largest_sum or total.shape != (self.num_params,) or total.dtype != torch.float64:
             raise ValueError(f"a client's gradients must be a float64 sum of {self.num_params} numbers")
@@ -218,11 +186,8 @@ class SecureSum:
         return centred
 
     def decode(self, total: Tensor, clip_norm: float) -> tuple[Tensor, float | None, Tensor | None]:
-        """A centred sum, int64 (length,), in the units of the data.
-
-        Returns:
-            The sum of the updates, (num_params,) float64; the sum of (bit - 1/2), None without bits; the sum of the
-            answers, (answer_length,) float64, None without answers.
+        """A centred sum, int64 (length,), in the units of the data: the sum of the updates, (num_params,) float64;
+        that of (bit - 1/2), None without bits; that of the answers, (answer_length,) float64, None without answers.
         """
         values = total.double()
         update = values[: self.num_params] * (clip_norm / self.clip_steps)
@@ -239,21 +204,19 @@ def secure_sum(
     count_stddev: float | None = None,
     answers: tuple[int, float] | None = None,
 ) -> SecureSum:
-    """The secure sum of a round at user level: one update from each client, with a bit and an answer if asked for.
+    """The secure sum of a round at user level: one update (num_params,) from each client, with a bit and an answer if
+    asked for.
 
     Everything together is one release, of noise multiplier (z^-2 + (2 count_stddev)^-2 + z_answers^-2)^(-1/2) or more:
-    sigma_i^2 = ceil((z R)^2 / h), so that the noise of h clients has at least the standard deviation z R; a bit is
-    +- floor(z R / (2 count_stddev)) steps, an answer has norm floor(z R / z_answers). R = F * 2^e, where 2^e is the
-    power of two at or above sqrt(num_params), and F the largest power of two up to 1024 for which 24 bits hold the
-    largest sum and 12 standard deviations of the noise of all clients; there are at least 16 bits.
+    sigma_i^2 = ceil((z R)^2 / h), so that the noise of h clients has at least the standard deviation z R; a bit is +-
+    floor(z R / (2 count_stddev)) steps, an answer has norm floor(z R / z_answers). R = F * 2^e, where 2^e is the power
+    of two at or above sqrt(num_params), and F the largest power of two up to 1024 for which 24 bits hold the largest
+    sum and 12 standard deviations of the noise of all clients; there are at least 16 bits.
 
     Args:
-        num_params: length of an update, within [1, 2^30].
-        cohort: who takes part.
-        noise_multiplier: z of the update alone (`UserPrivacy.update_noise_multiplier`), noise on the sum over the clip
-            norm. 0: no noise on anything, which protects nobody.
+        noise_multiplier: z of the update alone, noise on the sum over the clip norm. 0: no noise on anything.
         count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
-        answers: how many numbers an answer has, and the noise multiplier on the sum of answers; None: none are sent.
+        answers: how many numbers an answer has, and z_answers, the noise on their sum; None: none are sent.
 
     Raises:
         ValueError: a value out of range, or no F of 16 or more fits.
@@ -277,9 +240,9 @@ def example_secure_sum(
 ) -> SecureSum:
     """The secure sum of a step at example level: each client adds up a clipped gradient of each of its examples.
 
-    As `secure_sum`, where C is the norm that clips one example's gradient, `largest_sum` is a public number of
-    examples, beyond which a client's sum is cut off, and up to 32 bits hold the sum. Zeroing out one example, or adding
-    or removing it, moves the sum by at most the root of `sensitivity_squared` in L2.
+    As `secure_sum`, where C clips one example's gradient, and up to 32 bits hold the sum; beyond `largest_sum`
+    examples, a public number, a client's sum is cut off. Zeroing out, adding or removing one example moves the sum by
+    at most the root of `sensitivity_squared` in L2.
 
     >>> example_secure_sum(14, SecureCohort(4, 3), noise_multiplier=8.0, largest_sum=200).bits
     23

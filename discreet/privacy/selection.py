@@ -26,10 +26,8 @@ LARGEST_MEAN = 1000.0
 
 @dataclass(frozen=True)
 class TrialCount:
-    """The distribution of the number of trials: `logarithmic` and `geometric` give at least 1, `poisson` may give 0.
-
-    Raises:
-      ValueError: an unknown distribution, or a mean outside [1, 1000].
+    """The distribution of the number of trials, with a mean within [1, 1000]: `logarithmic` and `geometric` give at
+    least 1, `poisson` may give 0.
     """
 
     distribution: str
@@ -73,11 +71,9 @@ def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpE
     anything that is computed from what a trial releases. Adjacency: that of the events. ``NoOpDpEvent`` if trials
     release nothing, ``NonPrivateDpEvent`` if one may be not private.
 
-    One candidate has to cost at least as much as every other one at every Renyi order: the Renyi divergence of a public
-    mixture is at most the largest of its parts, so the trials together cost no more than trials of it alone.
-
-    Raises:
-      ValueError: no candidates, none that costs most, or an event that RDP does not know.
+    One candidate has to cost at least as much as every other one at every Renyi order, or it is a ValueError: the
+    Renyi divergence of a public mixture is at most the largest of its parts, so the trials together cost no more than
+    trials of it alone.
     """
     if not candidates:
         raise ValueError("there are no candidates")
@@ -100,11 +96,7 @@ def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpE
 
 
 def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delta: float) -> float:
-    """The epsilon of `selection_event` at `delta`, by RDP: 0 if trials release nothing, infinite if one may be not
-    private.
-
-    Raises:
-      ValueError: as `selection_event`; or a delta outside (0, 1).
+    """The epsilon of `selection_event` at `delta`, by RDP; errors as there.
 
     >>> from dp_accounting import GaussianDpEvent
     >>> entries = [(GaussianDpEvent(10.0), 4)]

@@ -19,20 +19,15 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of a model in which no layer mixes the examples of a batch. The model that is given stays as it is.
 
     Each BatchNorm2d, 3d and SyncBatchNorm becomes a GroupNorm of as many channels, with the same epsilon, weight and
-    bias. So does each BatchNorm1d, with one group of all its channels, as in LayerNorm: it may normalise plain vectors,
-    and a group of a single number would leave nothing of it. An InstanceNorm that keeps running statistics keeps none.
+    bias; if `groups` does not divide the channels, in as many groups as the largest divisor of both. So does each
+    BatchNorm1d, with one group of all its channels, as in LayerNorm: it may normalise plain vectors, and a group of a
+    single number would leave nothing of it. An InstanceNorm that keeps running statistics keeps none.
 
     Layers and weights that the model shares stay shared, a frozen weight stays frozen, and device, dtype and mode
     (train or eval) are kept. Running statistics are dropped, so a pretrained model has to be trained on to be of use.
 
     >>> to_group_norm(nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24)), groups=16)[1].num_groups
     8
-
-    Args:
-      groups: at least 1; a layer whose channels they do not divide gets the largest divisor of both.
-
-    Raises:
-      ValueError: `groups` is below 1; a layer is lazy, and has no channels yet; a BatchNorm1d has a single channel.
     """
     if groups < 1:
         raise ValueError(f"groups must be at least 1 (got {groups})")

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
-    """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum.
-
-    Sampling probability and number of steps follow from `public_num_examples`, a declared constant, or, if that is
-    None, from the client's own number of examples.
+    """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum. Sampling probability
+    and number of steps follow from `public_num_examples`, a declared constant; if None, from the client's own number.
     """
 
     clip_norm: float
@@ -283,16 +281,14 @@ def local_update(
 
     Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the sum of clipped
     per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a batch with `sampling_probability`,
-    its gradient is clipped to `clip_norm`, noise of `noise_multiplier * clip_norm` is drawn for the sum also if
-    the batch is empty, and the sum is divided by `batch_size`, a constant. The optimizer and the sum over steps are
+    its gradient is clipped to `clip_norm`, noise of `noise_multiplier * clip_norm` is drawn for the sum also if the
+    batch is empty, and the sum is divided by `batch_size`, a constant. The optimizer and the sum over steps are
     post-processing. For its neighbours see `example_event`.
 
-    Args:
-      model: its trainable parameters are overwritten. Frozen ones have no gradient, no noise and no part of the update.
-      params: (num_params,), where the work starts.
-      examples: the client's own. With none the update is zero, except for DP-SGD with `public_num_examples`: that
-        takes its steps and draws its noise all the same, since one example less must not be seen.
-      source: of batches, noise and the masks of dropout.
+    The work starts from `params` (num_params,), which overwrite the model's trainable parameters; frozen ones have no
+    gradient, no noise and no part of the update. `source` is that of batches, noise and the masks of dropout. Without
+    examples the update is zero, except for DP-SGD with `public_num_examples`: that takes its steps and draws its noise
+    all the same, since one example less must not be seen.
     """
     start = params.to(torch.float32)
     if steps_of(len(examples), settings) == 0:

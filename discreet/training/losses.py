@@ -33,16 +33,13 @@ _BY_EXAMPLE = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMar
 
 
 def per_example_loss(criterion: nn.Module) -> Loss:
-    """A loss of torch.nn with two arguments, as one value an example.
+    """A loss of torch.nn with two arguments, as one value an example. Raises ValueError: it is of another kind.
 
-    An example's value is the sum (reduction "sum" or "batchmean") or the mean (else) over its own positions and labels.
-    Class losses take outputs as PyTorch does, (n, classes) or (n, classes, positions...). Positions whose target is
-    `ignore_index` do not count: the mean divides by the example's others, and an example that has none has the value 0.
-    A class weight multiplies the value; unlike `nn.CrossEntropyLoss`, whose mean divides by the weights of the whole
-    batch, nothing divides it out again.
-
-    Raises:
-      ValueError: another kind of loss. A loss of one's own is a function from outputs and targets to (n,).
+    An example's value is the sum (reduction "sum" or "batchmean") or the mean (else) over its own positions and
+    labels. Class losses take outputs as PyTorch does, (n, classes) or (n, classes, positions...). Positions whose
+    target is `ignore_index` do not count: the mean divides by the example's others, and an example that has none has
+    the value 0. A class weight multiplies the value; unlike `nn.CrossEntropyLoss`, whose mean divides by the weights
+    of the whole batch, nothing divides it out again.
 
     >>> loss = per_example_loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> loss(torch.zeros(2, 5, 3), torch.tensor([[1, 2, 0], [0, 0, 0]]))
@@ -115,11 +112,7 @@ def loss_of(task: TaskConfig) -> Loss:
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
-    """The settings with the loss by its name.
-
-    Raises:
-      ConfigError: the loss does not fit what is predicted, or the class weights do not fit the classes.
-    """
+    """The settings with the loss by its name. Raises ConfigError: loss or weights do not fit what is predicted."""
     kind, weights, num_classes = task.shape.target.kind, asked.class_weights, task.shape.num_classes
     fitting = FITTING[kind]
     if asked.loss is not None and asked.loss not in fitting:

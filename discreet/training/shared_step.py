@@ -20,19 +20,14 @@ from discreet.training.local_training import LocalSettings
 def shared_step(
     model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, clip: tuple[float, RandomSource]
 ) -> Tensor:
-    """A client's part of a step, (num_params,), float64: minus the learning rate times the sum of its clipped gradients
-    over `batch_size`, a public constant. It is computed in float64 throughout, example by example, without noise.
+    """A client's part of a step, (num_params,), float64: minus the learning rate times the sum of its clipped
+    gradients over `batch_size`, a public constant. It is computed in float64 throughout, example by example, without
+    noise.
 
     Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C / batch_size in L2,
     and what float64 rounds (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every
-    example is in every step.
-
-    Args:
-      model: the architecture; left as it is.
-      params: (num_params,), where the step starts.
-      examples: the client's own; none give zeros.
-      settings: learning rate, batch size and loss.
-      clip: C, the norm that clips one example's gradient, and the source of the masks of dropout.
+    example is in every step. `params` (num_params,) is where it starts; the model is left as it is. `clip` is C, the
+    norm that clips one example's gradient, and the source of the masks of dropout.
     """
     clip_norm, source = clip
     exact = copy.deepcopy(model).double()

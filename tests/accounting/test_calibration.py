@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from discreet.accounting.accounting import epsilon_spent, pure_epsilon
 from discreet.accounting.calibration import epsilon_schedule, noise_multiplier_for_epsilon, rounds_within
 from discreet.accounting.events import fixed_size_round_event, poisson_round_event
+from discreet.privacy.secure_grid import SecureCohort, secure_sum
 
 
 def sampled(noise: float) -> DpEvent:
@@ -19,6 +20,10 @@ def sampled(noise: float) -> DpEvent:
 
 def fixed(noise: float) -> DpEvent:
     return fixed_size_round_event(50, population_size=1000, noise_multiplier=noise)
+
+
+def masked(noise: float) -> DpEvent:
+    return secure_sum(5000, SecureCohort(20, 15), noise_multiplier=noise).event
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,7 @@ def fixed(noise: float) -> DpEvent:
         (sampled, "rdp", 8.0),
         (fixed, "rdp", 2.0),
         (LaplaceDpEvent, "pld", 2.0),
+        (masked, "rdp", 2.0),
     ],
 )
 def test_the_noise_for_an_epsilon_is_the_smallest_to_a_ten_thousandth(

@@ -6,14 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting import GaussianDpEvent
 from numpy.typing import NDArray
 
-from discreet.accounting.accounting import epsilon_spent, merged, pure_epsilon, rdp_curve
-from discreet.accounting.calibration import noise_multiplier_for_epsilon
+from discreet.accounting.accounting import epsilon_spent, rdp_curve
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent, convolution_gap
-from discreet.accounting.events import event_from_json, event_to_json, releases_in
-from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.privacy.secure_grid import SecureCohort, secure_sum
 
 Event = DistributedDiscreteGaussianDpEvent
@@ -90,51 +87,6 @@ def test_a_round_of_secure_aggregation_costs_what_the_continuous_gaussian_does_w
     assert 0.99 * central < spent < 1.01 * central
 
 
-def test_noise_of_all_clients_in_place_of_the_honest_survivors_would_cost_too_little() -> None:
-    """The event is that of 7 of 10: with the noise of all ten its epsilon would be a fifth less."""
-    sent = secure_sum(100, SecureCohort(10, 7), noise_multiplier=1.0)
-    event = sent.event
-    assert isinstance(event, Event)
-    assert event.summands * event.variance >= sent.clip_steps**2
-    assert (event.summands - 1) * event.variance < sent.clip_steps**2
-
-
-def test_bit_and_answer_are_part_of_what_is_accounted() -> None:
-    """z = 1, count noise 1/2 (a bit moves it by 1/2) and answers' noise 1 are one Gaussian of multiplier 1/sqrt(3)."""
-    event = secure_sum(900, SecureCohort(10, 7), noise_multiplier=1.0, count_stddev=0.5, answers=(3, 1.0)).event
-    spent = epsilon_spent([(event, 1)], delta=1e-5, accountant="rdp")
-    wanted = epsilon_spent([(GaussianDpEvent(3**-0.5), 1)], delta=1e-5, accountant="rdp")
-    assert 0.99 * wanted < spent < 1.01 * wanted
-    assert event.dimension == 904
-
-
 def test_it_composes_with_other_events_and_with_itself_by_adding_renyi_divergences() -> None:
     both = rdp_curve([(PLAIN, 3), (GaussianDpEvent(2.0), 2)])
     assert np.allclose(both, 3 * rdp_curve([(PLAIN, 1)]) + 2 * rdp_curve([(GaussianDpEvent(2.0), 1)]), rtol=1e-12)
-    assert merged([(PLAIN, 1), (GaussianDpEvent(2.0), 1), (PLAIN, 2)]) == {PLAIN: 3, GaussianDpEvent(2.0): 1}
-
-
-def test_it_has_no_pure_epsilon_and_none_by_loss_distributions_or_beside_the_replacing_of_a_member() -> None:
-    other = SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(1.0))
-    for entries, accountant, message in (([PLAIN], "pld", "choose 'rdp'"), ([PLAIN, other], "rdp", "do not share")):
-        with pytest.raises(ValueError, match=message):
-            epsilon_spent([(event, 1) for event in entries], delta=1e-5, accountant=accountant)
-    assert pure_epsilon([(PLAIN, 1)]) == math.inf
-
-
-def test_the_event_survives_the_ledgers_json_under_its_own_name() -> None:
-    text = event_to_json(PLAIN)
-    assert '"kind":"distributed_discrete_gaussian"' in text
-    assert event_from_json(text) == PLAIN
-    assert releases_in(PLAIN) == 1
-    assert PrivacyLedger(((PLAIN, 2), (PLAIN, 3))).entries == ((PLAIN, 5),)
-
-
-def test_noise_is_found_for_a_target_and_never_costs_more() -> None:
-    def event(noise: float) -> object:
-        return secure_sum(5000, SecureCohort(20, 15), noise_multiplier=noise).event
-
-    noise = noise_multiplier_for_epsilon(2.0, make_event=event, count=40, delta=1e-3, accountant="rdp")
-    assert 1.99 < epsilon_spent([(event(noise), 40)], delta=1e-3, accountant="rdp") <= 2.0
-    central = noise_multiplier_for_epsilon(2.0, make_event=GaussianDpEvent, count=40, delta=1e-3, accountant="rdp")
-    assert noise == pytest.approx(central, rel=0.01)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 from dp_accounting import (
@@ -19,11 +20,15 @@ from dp_accounting import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.accounting.events import event_from_json, event_to_json, fixed_size_round_event, poisson_round_event
 
 noises = st.floats(min_value=0, max_value=1e300)
 plain_events = st.one_of(
-    noises.map(GaussianDpEvent), noises.map(LaplaceDpEvent), st.just(NoOpDpEvent()), st.just(NonPrivateDpEvent())
+    noises.map(GaussianDpEvent),
+    noises.map(LaplaceDpEvent),
+    st.sampled_from([NoOpDpEvent(), NonPrivateDpEvent()]),
+    st.builds(DistributedDiscreteGaussianDpEvent, *4 * [st.integers(1, 10_000)]),
 )
 whole = st.integers(min_value=0, max_value=10**12)
 events = st.recursive(
@@ -49,6 +54,10 @@ def test_equal_events_have_equal_texts() -> None:
     assert event_to_json(GaussianDpEvent(1)) == event_to_json(GaussianDpEvent(1.0))
     assert event_to_json(GaussianDpEvent(0.0)) == event_to_json(GaussianDpEvent(-0.0))
     assert event_to_json(ComposedDpEvent([NoOpDpEvent()])) == event_to_json(ComposedDpEvent((NoOpDpEvent(),)))
+
+
+def test_a_masked_sum_has_its_own_name_in_the_ledger() -> None:
+    assert '"kind":"distributed_discrete_gaussian"' in event_to_json(DistributedDiscreteGaussianDpEvent(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -101,14 +110,15 @@ def test_the_event_of_a_round_follows_from_noise_and_cohort() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probability", "noise"), [(-0.1, 1.0), (1.1, 1.0), (math.nan, 1.0), (0.5, -0.1), (0.5, math.nan)]
+    ("make", "given", "message"),
+    [
+        *((poisson_round_event, (q, 1.0), r"must be in 0 \.\. 1") for q in (-0.1, 1.1, math.nan)),
+        *((poisson_round_event, (0.5, noise), "must be finite and at least 0") for noise in (-0.1, math.nan)),
+        *((fixed_size_round_event, (*sizes, 1.0), "population_size") for sizes in ((11, 10), (-1, 10), (0, 0))),
+    ],
 )
-def test_a_poisson_round_out_of_range_is_refused(probability: float, noise: float) -> None:
-    with pytest.raises(ValueError, match=r"must be (in 0 \.\. 1|finite and at least 0)"):
-        poisson_round_event(probability, noise_multiplier=noise)
-
-
-@pytest.mark.parametrize(("cohort", "population"), [(11, 10), (-1, 10), (0, 0)])
-def test_a_cohort_that_does_not_fit_its_population_is_refused(cohort: int, population: int) -> None:
-    with pytest.raises(ValueError, match="population_size"):
-        fixed_size_round_event(cohort, population_size=population, noise_multiplier=1.0)
+def test_a_round_out_of_range_is_refused(make: Callable[..., DpEvent], given: tuple[float, ...], message: str) -> None:
+    first, *population, noise = given
+    size = {"population_size": population[0]} if population else {}
+    with pytest.raises(ValueError, match=message):
+        make(first, **size, noise_multiplier=noise)

@@ -53,15 +53,11 @@ def shares_of_delta(seed: int, wanted: int) -> list[float]:
     return shares
 
 
-def test_epsilon_is_an_upper_bound_for_random_mixtures() -> None:
-    assert max(shares_of_delta(60331, 4)) <= 1 + PRECISION
-
-
-@pytest.mark.slow
-def test_epsilon_is_an_upper_bound_for_many_random_mixtures() -> None:
-    shares = shares_of_delta(90071, 40)
+@pytest.mark.parametrize(("seed", "count"), [(60331, 4), pytest.param(90071, 40, marks=pytest.mark.slow)])
+def test_epsilon_is_an_upper_bound_for_random_mixtures(seed: int, count: int) -> None:
+    shares = shares_of_delta(seed, count)
     assert max(shares) <= 1 + PRECISION
-    assert np.median(shares) > 0.99
+    assert count < 40 or np.median(shares) > 0.99
 
 
 KNOWN: list[tuple[Counts, float]] = [
@@ -146,12 +142,9 @@ def laplace_delta(epsilon: float, probability: float, noise: float, *, count: in
     return float(all_masses @ np.maximum(0, -np.expm1(epsilon - all_losses)))
 
 
-ADDING_COSTS_MORE = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("probability", "noise", "count", "delta"), [(0.1, 1.0, 3, 0.05), (0.5, 2.0, 2, 0.1), (0.8, 2.0, 3, 0.1)]
 )
-
-
-@ADDING_COSTS_MORE
 def test_where_adding_a_member_costs_more_that_is_the_epsilon(
     probability: float, noise: float, count: int, delta: float
 ) -> None:
@@ -160,16 +153,6 @@ def test_where_adding_a_member_costs_more_that_is_the_epsilon(
     added = laplace_delta(epsilon, probability, noise, count=count, removed=False)
     assert added == pytest.approx(delta, rel=2e-3)
     assert laplace_delta(epsilon, probability, noise, count=count, removed=True) < 0.995 * added
-
-
-@ADDING_COSTS_MORE
-def test_an_engine_that_forgets_to_add_is_found(
-    probability: float, noise: float, count: int, delta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frames = loss_distribution._frames
-    monkeypatch.setattr(loss_distribution, "_frames", lambda *given: frames(*given)[:1])
-    epsilon = composed_epsilon({PoissonSampledDpEvent(probability, LaplaceDpEvent(noise)): count}, delta=delta)
-    assert laplace_delta(epsilon, probability, noise, count=count, removed=False) > 1.005 * delta
 
 
 def rounded_downwards(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -17,14 +14,6 @@ def test_an_unknown_name_and_a_path_that_nobody_reads_are_refused() -> None:
     assert all(name in str(error.value) for name in DATASETS)
     with pytest.raises(ValueError, match=r"data\.path: digits .* reads no path"):
         load_task("digits", path="somewhere")
-
-
-def test_the_module_loads_no_data_library() -> None:
-    ours = "discreet.data.datasets, discreet.data.partition, discreet.queries.metrics"
-    heavy = {"sklearn", "datasets", "flwr_datasets", "PIL", "pandas", "flwr"}
-    code = f"import sys, {ours}; print(sorted({heavy} & set(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", ["digits", "breast_cancer"])

@@ -53,28 +53,6 @@ def test_a_batch_worked_on_in_pieces_is_the_whole_batch_with_one_noise_and_one_c
     assert loops[0].epsilon() == loops[1].epsilon()
 
 
-def many_batches(probability: float) -> Tensor:
-    """The number of 4000 batches that each of 50 examples was in, from secure randomness."""
-    data = TensorDataset(torch.arange(50).unsqueeze(1), torch.zeros(50))
-    loop = private(nn.Linear(1, 1), dataset=data, batch_size=int(50 * probability), seed=None)
-    batches = (loop._batches.at(step)[0] for step in range(4000))
-    return sum((torch.bincount(batch.flatten(), minlength=50) for batch in batches), torch.zeros(50))
-
-
-def rejects_frequency(counts: Tensor, probability: float) -> bool:
-    """Two-sided binomial test of each count, over 50 of them: a false alarm in 1e9 samples at most."""
-    trials = stats.binom(4000, probability)
-    each = [2 * min(trials.cdf(int(count)), trials.sf(int(count) - 1)) for count in counts]
-    return bool(min(each) < 1e-9 / 50)
-
-
-def test_each_example_joins_a_batch_with_batch_size_over_n_and_no_other_chance() -> None:
-    counts = many_batches(0.3)
-    assert not rejects_frequency(counts, 0.3)
-    assert rejects_frequency(counts, 0.2)
-    assert rejects_frequency(counts, 0.4)
-
-
 class Unused(nn.Module):
     """Two parameters, of which the pass uses one."""
 

@@ -7,29 +7,11 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import TensorDataset
 
 from benchmarks import loop_speed
 from benchmarks.opacus_steps import OPACUS_MODES
-from discreet.dpsgd.dpsgd import DPSGD
-from discreet.dpsgd.step_account import LoopPrivacy
-from tests.node.clients import params_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.mark.parametrize("name", loop_speed.CASES)
-def test_without_clip_and_noise_the_private_step_is_the_plain_one(name: str) -> None:
-    build, draw, _ = loop_speed.CASES[name]
-    one, other, batch = build(), build(), (draw(4), torch.tensor([0, 1, 1, 0]))
-    other.load_state_dict(one.state_dict())
-    loop_speed.plain_step(one, batch)()
-    optimizer = torch.optim.SGD(other.parameters(), lr=loop_speed.LEARNING_RATE)
-    data, privacy = TensorDataset(*batch), LoopPrivacy(noise_multiplier=0.0)
-    loop = DPSGD(other, optimizer, data, batch_size=4, epochs=1, delta=1e-5, clip_norm=1e4, privacy=privacy)
-    loop.step(*next(iter(loop)))
-    torch.testing.assert_close(params_of(one), params_of(other), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

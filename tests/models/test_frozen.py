@@ -28,7 +28,7 @@ from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.command import predict
-from tests.node.clients import OFF, client, clipped, config, examples, request
+from tests.node.clients import OFF, client, config, examples, request
 from tests.replay import replay
 from tests.test_neighbour_replay import wild_examples, with_example
 
@@ -107,55 +107,6 @@ def update_of(build: Build, data: Examples, source: RandomSource, noise: float |
     return local_update(model, flatten_parameters(model), data, settings=how, source=source)
 
 
-def gradient_of(model: nn.Module, data: Examples) -> Tensor:
-    """By plain autograd: of the mean loss, by what is trained."""
-    loss = nn.functional.cross_entropy(model(data.inputs), data.targets)
-    values = [value for value in model.parameters() if value.requires_grad]
-    found = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.flatten() for part in found])
-
-
-def by_hand(build: Build, gradients: list[Callable[[nn.Module], Tensor]]) -> Tensor:
-    """Steps with momentum by what each function makes of the model."""
-    model, velocity = built(build), torch.tensor(0.0)
-    values = [value for value in model.parameters() if value.requires_grad]
-    start = torch.cat([value.detach().flatten() for value in values])
-    for gradient in gradients:
-        velocity = 0.5 * velocity + gradient(model)
-        for value, part in zip(values, torch.split(velocity, [value.numel() for value in values]), strict=True):
-            value.data -= RATE * part.view_as(value)
-    return torch.cat([value.detach().flatten() for value in values]) - start
-
-
-@of_each_model
-def test_steps_without_privacy_are_those_of_a_loop_by_hand(build: Build) -> None:
-    data, source = examples(7), seeded_source(5119)
-    orders = [source.child("epoch", epoch).permutation(7) for epoch in range(2)]
-    batches = [data.subset(batch) for order in orders for batch in torch.split(order, 3)]
-    wanted = by_hand(build, [partial(gradient_of, data=batch) for batch in batches])
-    torch.testing.assert_close(update_of(build, data, seeded_source(5119)), wanted)
-
-
-@of_each_model
-def test_dp_sgd_is_that_of_a_loop_over_single_examples(build: Build) -> None:
-    data, source, count = examples(9), seeded_source(60251), len(flatten_parameters(built(build)))
-
-    def step(number: int) -> Callable[[nn.Module], Tensor]:
-        draw = source.child("step", number)
-        inside = torch.from_numpy(draw.child("batch").words(9).astype(float) / 2**64 < 3 / 9).nonzero().flatten()
-        noise = draw.child("noise").normal(count) * NOISE * CLIP
-
-        def gradient(model: nn.Module) -> Tensor:
-            found = [gradient_of(model, data.subset(inside[place : place + 1])) for place in range(len(inside))]
-            total: Tensor = clipped(found, CLIP) if found else torch.zeros(count)
-            return (total + noise) / 3
-
-        return gradient
-
-    wanted = by_hand(build, [step(number) for number in range(6)])
-    torch.testing.assert_close(update_of(build, data, seeded_source(60251), NOISE), wanted, rtol=1e-4, atol=1e-5)
-
-
 @wild_examples
 @pytest.mark.parametrize("build", [head, statistics, residual, shared])
 def test_an_example_moves_each_step_within_the_clip_of_what_is_trained(build: Build, factor: float) -> None:
@@ -164,14 +115,6 @@ def test_an_example_moves_each_step_within_the_clip_of_what_is_trained(build: Bu
         found = replay(lambda data, source: update_of(build, data, source, NOISE), one, other)
         assert found.faults == ()
         assert len(found.shares) == 6
-
-
-def test_a_gradient_at_the_frozen_part_takes_no_share_of_the_clip() -> None:
-    # Of one full batch, without noise: an example beyond the clip adds exactly the clip norm to what is trained.
-    data, how = examples(1), LocalSettings(1, 1, 1.0, 0.0, ExamplePrivacy(1e-3, 0.0))
-    model = built(head)
-    update = local_update(model, flatten_parameters(model), data, settings=how, source=seeded_source(3))
-    assert float(update.norm()) == pytest.approx(1e-3, rel=1e-5)
 
 
 @of_each_model

@@ -11,7 +11,9 @@ from discreet.data.examples import Examples, Task, TaskShape
 from discreet.evaluation.predictions import named_parameters_of
 from discreet.models.model_check import check_fits, check_model
 from discreet.models.models import MODELS, build_model, flatten_parameters, load_parameters
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.recurrent import LSTMLayer
+from tests.node.clients import clipped, gradients
 
 FITTING = [
     ("logistic_regression", (30,)),
@@ -21,6 +23,7 @@ FITTING = [
     ("cnn", (1, 8, 8)),
     ("cnn", (1, 28, 28)),
     ("cnn", (3, 32, 32)),
+    ("scattering", (1, 28, 28)),
     ("lstm", (12,)),
 ]
 
@@ -49,10 +52,13 @@ def test_a_model_has_the_published_number_of_parameters(
 
 
 @pytest.mark.parametrize(("name", "shape"), FITTING)
-def test_an_example_does_not_change_the_logits_of_another(name: str, shape: tuple[int, ...]) -> None:
-    model, inputs = build_model(name, shape, 10, seed=7), some_inputs(name, shape, 4)
-    alone = torch.cat([model(inputs[i : i + 1]) for i in range(4)])
-    assert torch.allclose(model(inputs), alone, atol=1e-5)
+def test_clipped_sums_equal_a_loop_of_single_backward_passes(name: str, shape: tuple[int, ...]) -> None:
+    model, inputs = build_model(name, shape, 10, seed=419), some_inputs(name, shape, 5)
+    targets = torch.arange(5)
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
+    each = gradients(model, Examples(inputs, targets))
+    torch.testing.assert_close(norms, torch.stack([gradient.norm() for gradient in each]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(total, clipped(each, 0.5), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -129,6 +135,12 @@ def test_tied_parameters_are_counted_once_and_stay_tied() -> None:
     assert list(named_parameters_of(model, torch.arange(20.0))) == ["embedding.weight", "output.bias"]
 
 
+def not_numbers() -> nn.Module:
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.bias, float("nan"))
+    return model
+
+
 def with_whole_numbers() -> nn.Module:
     model = nn.Linear(2, 2)
     model.scale = nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False)
@@ -143,6 +155,7 @@ def with_whole_numbers() -> nn.Module:
         (Counting(persistent=True), "the buffer seen, which would leave a client"),
         (nn.ReLU(), "no trainable parameters"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
+        (not_numbers(), "the parameter bias holds NaN or infinity before any training"),
         (with_whole_numbers(), r"scale is torch\.int64; only floating-point"),
     ],
 )

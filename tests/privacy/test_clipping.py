@@ -8,22 +8,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from discreet.privacy import clipping
-from discreet.privacy.clipping import (
-    LARGEST_TILE,
-    SUMMED_AT_ONCE,
-    ClippedSum,
-    GridSum,
-    clip_by_norm,
-    clip_factors,
-    clip_to_grid,
-    surely_within,
-)
-from discreet.privacy.grid import Grid, grid_for
+from discreet.privacy.clipping import LARGEST_TILE, ClippedSum, GridSum, clip_by_norm, clip_factors, clip_to_grid
+from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import seeded_source
 
@@ -46,24 +37,6 @@ def test_no_row_leaves_with_more_than_the_clip_norm(rows: np.ndarray, clip_norm:
     wild = ~np.isfinite(rows).all(axis=1)
     assert not clipped[wild].any()
     assert torch.isinf(norms[wild]).all()
-
-
-def test_what_can_not_be_clipped_is_refused() -> None:
-    row, grid = torch.zeros(1, 2), Grid(0.5)
-    for wrong, clip in (
-        (torch.ones(1, 2, dtype=torch.int64), 1.0),
-        (torch.zeros(3), 1.0),
-        (row, -1.0),
-        (row, math.nan),
-    ):
-        with pytest.raises(ValueError, match=r"floating point|shape|clip_norm"):
-            clip_by_norm(wrong, clip)
-    for clip in (0.0, math.inf, math.nan, 2.0**26):
-        with pytest.raises(ValueError, match="clip_norm must be in"):
-            clip_to_grid(row[0], clip, grid=grid)
-    for total in (summed("float", row, 1.0), summed("grid", row, 1.0)):
-        with pytest.raises(ValueError, match="rows must be floating point of shape"):
-            total.add(torch.zeros(1, 3))
 
 
 @given(
@@ -89,40 +62,25 @@ def summed(kind: str, rows: torch.Tensor, clip_norm: float) -> ClippedSum | Grid
 
 
 @given(rows=ROWS, clip_norm=CLIPS, dtype=DTYPES)
-def test_removing_one_update_moves_the_float_sum_by_at_most_the_clip_norm(
-    rows: np.ndarray, clip_norm: float, dtype: torch.dtype
-) -> None:
-    updates = torch.from_numpy(rows).to(dtype)
-    total = summed("float", updates, clip_norm).total
-    for index in range(len(updates)):
-        rest = summed("float", torch.cat([updates[:index], updates[index + 1 :]]), clip_norm).total
-        assert math.hypot(*(total - rest).tolist()) <= clip_norm * (1 + 1e-12)
-
-
-@given(rows=ROWS, clip_norm=CLIPS, dtype=DTYPES)
 def test_removing_one_update_moves_the_grid_sum_by_at_most_the_clip_norm_exactly(
     rows: np.ndarray, clip_norm: float, dtype: torch.dtype
 ) -> None:
     updates = torch.from_numpy(rows).to(dtype)
-    total = summed("grid", updates, clip_norm)
-    assert isinstance(total, GridSum)
+    step = grid_for(clip_norm, rows.shape[1]).step
+    total = summed("grid", updates, clip_norm).total / step
     for index in range(len(updates)):
-        rest = summed("grid", torch.cat([updates[:index], updates[index + 1 :]]), clip_norm)
-        assert isinstance(rest, GridSum)
-        moved = sum(int(step) ** 2 for step in total.steps - rest.steps)
-        assert moved <= (clip_norm / total.grid.step) ** 2
+        rest = summed("grid", torch.cat([updates[:index], updates[index + 1 :]]), clip_norm).total / step
+        assert sum(int(moved) ** 2 for moved in total - rest) <= (clip_norm / step) ** 2
 
 
 @pytest.mark.parametrize("excess", [1, 2**10, 2**16])
 def test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped(excess: int) -> None:
     """Squared norms, in steps: the clip's is 2^36, and what is over it by one, by 1e-8 and by 1e-6 is cut."""
     grid = grid_for(1.0, 2**16)
-    row = torch.zeros(1, 2**16, dtype=torch.float64)
-    row[0, 0], row[0, 1 : excess + 1] = 1.0, grid.step
-    total = GridSum(2**16, 1.0, grid=grid)
+    row = torch.zeros(2**16, dtype=torch.float64)
+    row[0], row[1 : excess + 1] = 1.0, grid.step
     assert int(1 / grid.step) ** 2 == 2**36
-    total.add(row)
-    assert sum(step**2 for step in total.steps.tolist()) <= 2**36
+    assert sum(step**2 for step in clip_to_grid(row, 1.0, grid=grid).tolist()) <= 2**36
 
 
 @pytest.mark.parametrize("excess", [1e-12, 1e-6, 1e-4])
@@ -135,14 +93,13 @@ def test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum(size: int, 
 
 def test_every_value_released_from_a_grid_lies_on_it() -> None:
     total = summed("grid", seeded_source(27827).normal(300).view(3, 100), 1.0)
-    assert isinstance(total, GridSum)
-    steps = total.noised(Gaussian(1.0), seeded_source(411)) / total.grid.step
+    steps = total.noised(Gaussian(1.0), seeded_source(411)) / grid_for(1.0, 100).step
     assert torch.equal(steps, steps.round())
 
 
-@given(rows=ROWS, clip_norm=CLIPS)
-def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, clip_norm: float) -> None:
-    updates = torch.from_numpy(rows)
+@given(rows=ROWS, clip_norm=CLIPS, dtype=DTYPES)
+def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, clip_norm: float, dtype: torch.dtype) -> None:
+    updates = torch.from_numpy(rows).to(dtype)
     clipped, _ = clip_by_norm(updates.double(), clip_norm)
     singly = summed("float", updates[:1], clip_norm)
     for row in updates[1:]:
@@ -161,51 +118,11 @@ def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch
     assert torch.allclose(summed(kind, rows, 2.0).total, at_once, atol=2.0 / 1000)
 
 
-@given(
-    size=st.integers(1, 3 * SUMMED_AT_ONCE),
-    clip_norm=st.floats(2.0**-32, 2.0**60) | st.just(math.inf),
-    share=st.floats(0.99, 1.01) | st.floats(0, 2),
-    seed=st.integers(0, 2**32 - 1),
-)
-@settings(max_examples=100, deadline=None)
-def test_what_float32_is_sure_of_is_so(size: int, clip_norm: float, share: float, seed: int) -> None:
-    row = np.random.default_rng(seed).standard_cauchy(size)
-    row = (row * (share * min(clip_norm, 1e15) / np.linalg.norm(row))).astype(np.float32)
-    norm = np.linalg.norm(row.astype(np.float64))
-    sure = surely_within(row, clip_norm)
-    assert not (sure and norm > clip_norm)
-    assert sure or norm > clip_norm * (1 - 2.0**-8) or clip_norm < 2.0**-30
-
-
-@pytest.mark.parametrize("excess", [2.0**-20, 2.0**-12, 2.0**-10, 0.1])
-@pytest.mark.parametrize("size", [1, 1000, 3 * SUMMED_AT_ONCE])
-def test_float32_is_not_sure_of_a_norm_that_is_over_the_clip_by_little(size: int, excess: float) -> None:
-    row = np.full(size, (1 + excess) / math.sqrt(size), dtype=np.float32)
-    assert not surely_within(row, float(np.linalg.norm(row.astype(np.float64))) / (1 + excess / 2))
-    assert surely_within(row, 1.2)
-
-
-def test_a_long_row_that_is_surely_within_is_added_as_it_is() -> None:
-    rows = torch.full((3, LARGEST_TILE + 5), 2.0**-12)
-    rows[1, -1] = math.inf
-    rows[2] *= 2.0**20
-    total = ClippedSum(rows.shape[1], 1.0)
-    total.add(rows)
-    clipped, _ = clip_by_norm(rows, 1.0)
-    assert surely_within(rows[0].numpy(), 1.0)
-    torch.testing.assert_close(total.total, clipped.double().sum(0), rtol=1e-6, atol=0)
-
-
-def exact_power_sum(steps: torch.Tensor, step: float, *, order: int) -> Fraction:
-    """The norm to the power `order`, in the units of the data, without rounding."""
-    return sum((abs(Fraction(value)) ** order for value in steps.tolist()), Fraction(0)) * Fraction(step) ** order
-
-
 @given(UPDATES, CLIPS, st.sampled_from([1, 2]))
 def test_a_held_norm_is_at_most_the_clip_in_exact_arithmetic(values: list[float], clip_norm: float, order: int) -> None:
     grid = grid_for(clip_norm, len(values))
     steps = clip_to_grid(torch.tensor(values), clip_norm, grid=grid, order=order)
-    assert exact_power_sum(steps, grid.step, order=order) <= Fraction(clip_norm) ** order
+    assert sum(abs(step) ** order for step in steps.tolist()) <= Fraction(clip_norm / grid.step) ** order
     assert not clip_to_grid(torch.tensor([*values, math.nan]), clip_norm, grid=grid, order=order).any()
 
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.data.examples import Examples
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.training.group_norm import to_group_norm
+from tests.node.clients import clipped, gradients
 
 IMAGES = (3, 3, 16, 16)
 
@@ -44,26 +46,16 @@ def test_a_converted_resnet_trains_per_example() -> None:
     with pytest.raises(ValueError, match="BatchNorm"):
         clipped_gradient_sum(resnet(), inputs, targets=targets, clip_norm=0.5)
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
-    each = torch.zeros_like(total)
-    for one, target in zip(inputs.split(1), targets.split(1), strict=True):
-        loss = nn.functional.cross_entropy(model(one), target)
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
-        each += gradient * min(1.0, 0.5 / float(gradient.norm()))
+    each = gradients(model, Examples(inputs, targets))
     assert float(norms.min()) > 0.5
-    torch.testing.assert_close(total, each, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(total, clipped(each, 0.5), rtol=1e-4, atol=1e-5)
 
 
-def test_weights_and_names_of_parameters_are_kept() -> None:
-    plain = resnet()
-    before, after = dict(plain.named_parameters()), dict(to_group_norm(plain).named_parameters())
-    assert list(before) == list(after)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert list(to_group_norm(plain).buffers()) == []
-
-
-def test_the_model_that_is_given_stays_as_it_is() -> None:
+def test_weights_and_names_of_parameters_are_kept_and_the_model_that_is_given_stays_as_it_is() -> None:
     plain = resnet()
     changed = to_group_norm(plain)
+    torch.testing.assert_close(dict(changed.named_parameters()), dict(plain.named_parameters()))
+    assert list(changed.buffers()) == []
     nn.init.zeros_(next(changed.parameters()))
     torch.testing.assert_close(plain.state_dict(), resnet().state_dict())
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in plain.modules()) == 2

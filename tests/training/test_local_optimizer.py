@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.models.models import flatten_parameters
 from discreet.privacy.randomness import seeded_source
 from discreet.training.local_training import LocalSettings, first_state, local_update, take_step
-from tests.node.clients import examples, linear, params_of
+from tests.models.test_frozen import MODELS, built
+from tests.node.clients import examples, linear
 
 RATE, STEPS = 0.05, 7
 SHAPES = ((3, 4), (5,))
@@ -76,9 +80,13 @@ def test_a_row_that_pauses_and_ends_early_is_moved_as_if_it_were_alone(way: str,
         torch.testing.assert_close([values[row] for values in params], wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_client_goes_where_a_loop_with_torch_optim_goes(way: str) -> None:
-    data, model, how = examples(7), linear(), replace(WAYS[way], schedule="cosine")
+@pytest.mark.parametrize(
+    ("way", "build"),
+    [(way, linear) for way in WAYS] + [("sgd with momentum", partial(built, build)) for build in MODELS.values()],
+)
+def test_a_client_goes_where_a_loop_with_torch_optim_goes(way: str, build: Callable[[], nn.Module]) -> None:
+    data, model, how = examples(7), build(), replace(WAYS[way], schedule="cosine")
+    start = flatten_parameters(model)
     optimizer, scheduler = of_torch(how, list(model.parameters()), 6)
     for epoch in range(2):
         for batch in torch.split(seeded_source(5119).child("epoch", epoch).permutation(7), 3):
@@ -86,5 +94,5 @@ def test_a_client_goes_where_a_loop_with_torch_optim_goes(way: str) -> None:
             nn.functional.cross_entropy(model(data.inputs[batch]), data.targets[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scheduler.step()
-    update = local_update(linear(), params_of(linear()), data, settings=how, source=seeded_source(5119))
-    torch.testing.assert_close(update, params_of(model) - params_of(linear()), rtol=1e-4, atol=1e-5)
+    update = local_update(build(), start, data, settings=how, source=seeded_source(5119))
+    torch.testing.assert_close(update, flatten_parameters(model) - start, rtol=1e-4, atol=1e-5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ from torch import Tensor, nn
 from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
 from discreet.data.partition import client_examples
-from discreet.models.models import build_model
+from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
+from tests.models.test_frozen import MODELS, built
 from tests.node.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
 
 RATE, MOMENTUM, CLIP = 0.3, 0.7, 0.4
@@ -28,64 +31,52 @@ def close(one: Tensor, other: Tensor, *, rtol: float = 1e-4, atol: float = 1e-6)
     return torch.allclose(one, other, rtol=rtol, atol=atol)
 
 
-def work(data: Examples, how: LocalSettings, source: RandomSource) -> Tensor:
-    return local_update(linear(), params_of(linear()), data, settings=how, source=source)
-
-
 def dp(noise_multiplier: float, *, epochs: int = 1, batch_size: int = 8, momentum: float = 0.0) -> LocalSettings:
     return LocalSettings(epochs, batch_size, RATE, momentum, ExamplePrivacy(CLIP, noise_multiplier))
 
 
-def sgd_by_hand(data: Examples, batches: list[Tensor], momentum: float) -> Tensor:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
-    for batch in batches:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(data.inputs[batch]), data.targets[batch]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return params_of(model) - params_of(linear())
+def work(data: Examples, how: LocalSettings, source: RandomSource, build: Callable[[], nn.Module] = linear) -> Tensor:
+    return local_update(build(), flatten_parameters(build()), data, settings=how, source=source)
 
 
-def dp_sgd_by_hand(data: Examples, batches: list[Tensor], noise: list[Tensor], how: LocalSettings) -> Tensor:
-    model, params = linear(), params_of(linear())
-    velocity = torch.zeros_like(params)
-    for batch, drawn in zip(batches, noise, strict=True):
-        write(model, params)
-        found = gradients(model, data.subset(batch))
-        total = clipped(found, CLIP) if found else torch.zeros_like(params)
+def gradient_of(model: nn.Module, data: Examples) -> Tensor:
+    """By plain autograd, of what is trained."""
+    loss = nn.functional.cross_entropy(model(data.inputs), data.targets)
+    values = [value for value in model.parameters() if value.requires_grad]
+    found = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in found])
+
+
+def dp_sgd_by_hand(
+    data: Examples, steps: list[tuple[Tensor, Tensor]], how: LocalSettings, build: Callable[[], nn.Module] = linear
+) -> Tensor:
+    """The update after steps with these batches and noise."""
+    model = build()
+    values = [value for value in model.parameters() if value.requires_grad]
+    start = torch.cat([value.detach().flatten() for value in values])
+    velocity = torch.zeros_like(start)
+    for batch, drawn in steps:
+        found = [gradient_of(model, data.subset(batch[place : place + 1])) for place in range(len(batch))]
+        total = clipped(found, CLIP) if found else torch.zeros_like(start)
         velocity = how.momentum * velocity + (total + drawn) / how.batch_size
-        params = params - RATE * velocity
-    return params - params_of(linear())
+        for value, part in zip(values, torch.split(velocity, [value.numel() for value in values]), strict=True):
+            value.data -= RATE * part.view_as(value)
+    return torch.cat([value.detach().flatten() for value in values]) - start
 
 
-@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
-def test_an_epoch_goes_over_every_example_once_in_a_drawn_order(momentum: float) -> None:
-    data, source = examples(7), seeded_source(5119)
-    order = [source.child("epoch", epoch).permutation(7) for epoch in range(2)]
-    batches = [batch for epoch in order for batch in torch.split(epoch, 3)]
-    assert sorted(torch.cat(batches[:3]).tolist()) == list(range(7))
-    update = work(data, LocalSettings(2, 3, RATE, momentum), seeded_source(5119))
-    assert close(update, sgd_by_hand(data, batches, momentum))
-
-
-@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
-def test_dp_sgd_clips_each_example_and_divides_by_the_batch_size(momentum: float) -> None:
-    data, how = examples(6), dp(0.0, epochs=3, momentum=momentum)
-    assert max(float(gradient.norm()) for gradient in gradients(linear(), data)) > CLIP
-    expected = dp_sgd_by_hand(data, [torch.arange(6)] * 3, [torch.zeros(18)] * 3, how)
-    assert close(work(data, how, seeded_source(1907)), expected)
-
-
-def test_dp_sgd_draws_poisson_batches_and_noise_for_every_step() -> None:
+@pytest.mark.parametrize("build", [linear, *(partial(built, build) for build in MODELS.values())])
+def test_dp_sgd_draws_poisson_batches_and_noise_for_every_step(build: Callable[[], nn.Module]) -> None:
     data, how, source = examples(9), dp(1.3, epochs=2, batch_size=3, momentum=MOMENTUM), seeded_source(60251)
-    batches, noise = [], []
+    steps = []
     for number in range(6):
         draw = source.child("step", number)
         inside = draw.child("batch").words(9).astype(float) / 2**64 < 3 / 9
-        batches.append(torch.from_numpy(inside).nonzero().flatten())
-        noise.append(draw.child("noise").normal(18) * 1.3 * CLIP)
-    assert len({len(batch) for batch in batches}) > 1
-    assert close(work(data, how, seeded_source(60251)), dp_sgd_by_hand(data, batches, noise, how), rtol=1e-4, atol=1e-5)
+        noise = draw.child("noise").normal(len(flatten_parameters(build()))) * 1.3 * CLIP
+        steps.append((torch.from_numpy(inside).nonzero().flatten(), noise))
+    assert len({len(batch) for batch, _ in steps}) > 1
+    assert max(float(gradient.norm()) for gradient in gradients(linear(), data)) > CLIP
+    found = work(data, how, seeded_source(60251), build)
+    torch.testing.assert_close(found, dp_sgd_by_hand(data, steps, how, build), rtol=1e-4, atol=1e-5)
 
 
 def empty_source() -> RandomSource:
@@ -116,7 +107,7 @@ def test_the_denominator_is_the_batch_size_whatever_the_client_has(count: int) -
 def test_a_poisson_batch_counts_whole_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discreet.training.local_training.poisson_sample", lambda count, **_: torch.arange(count))
     data, how = examples(12), dp(0.0, batch_size=3)
-    expected = dp_sgd_by_hand(data, [torch.arange(12)] * 4, [torch.zeros(18)] * 4, how)
+    expected = dp_sgd_by_hand(data, [(torch.arange(12), torch.zeros(18))] * 4, how)
     assert close(work(data, how, seeded_source(1907)), expected)
 
 
