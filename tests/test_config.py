@@ -190,3 +190,10 @@ def test_every_entry_point_says_one_line_and_ends_with_code_2(entry: str, tmp_pa
     assert done.returncode == 2
     assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1)"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["training.learning_rate", "server.learning_rate", "privacy.user.clip.learning_rate"])
+@pytest.mark.parametrize("value", ["1e30", "0", "-1", "nan", "inf"])
+def test_a_learning_rate_beyond_its_range_is_refused_with_the_range(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} must be within \[1e-09, 10000\] \(got"):
+        load_config([f"{name}={value}"])

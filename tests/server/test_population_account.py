@@ -311,3 +311,8 @@ def test_a_population_that_can_not_be_is_refused(population: tuple[str, int, flo
     name, size, delta = population
     with pytest.raises(ConfigError, match="population"):
         Population(name, size, ADJACENCIES[0], delta)
+
+
+def test_a_limit_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_epsilon of an account must be above 0"):
+        create_account(tmp_path / "people.db", PEOPLE, max_epsilon=0.0)

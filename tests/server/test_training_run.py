@@ -144,3 +144,8 @@ def test_a_run_counts_as_running_until_its_last_file_is_written(
     simulate(load_config([*SMALL, "rounds=1", f"output_dir={folder.path}"]))
     assert seen == ["running"]
     assert state_of(folder) == "finished"
+
+
+def test_a_model_that_is_not_known_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="logistic_regression"):
+        simulate(load_config([*SMALL, "model.name=transformer", f"output_dir={tmp_path / 'run'}"]))
