@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from flwr.app import Context
@@ -33,7 +33,6 @@ from discreet.server.run_plan import answers_of
 from discreet.server.session import Session, check_secure, finish, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
-from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
@@ -110,8 +109,7 @@ def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
                 return
             session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
             transport.messages = _messages(session)
-            with _metrics(session):
-                finish(session, strategy(session, _masked(session, transport)).run())
+            finish(session, strategy(session, _masked(session, transport)).run())
 
 
 def _virtual(session: Session, held: ExitStack) -> VirtualClients:
@@ -158,16 +156,3 @@ def _masked(session: Session, transport: GridTransport) -> GridTransport | Maske
     terms = SumTerms.of(session.plan)
     return transport if terms is None else MaskedTransport(transport, terms)
 
-
-def _metrics(session: Session) -> AbstractContextManager[int | None]:
-    operations, plan = session.plan.operations, session.plan
-    # An account's budget is of all runs, where the gauge beside it is of one.
-    budget = plan.run.user.max_epsilon if plan.account is None else None
-    if operations.metrics_port is None:
-        return nullcontext()
-    require("prometheus_client", extra="deployment", why="operations.metrics_port")
-    from discreet.server.telemetry import serving_metrics
-
-    return serving_metrics(
-        session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
-    )
