@@ -117,10 +117,6 @@ class ArrayLayout:
         """The arrays with these parameters by name, each in its own dtype."""
         return {name: torch.from_numpy(np.array(array.numpy())) for name, array in self.record(params).items()}
 
-    def kept_tensors(self) -> dict[str, Tensor]:
-        """`kept` as tensors."""
-        return {name: torch.from_numpy(np.array(values)) for name, values in self.kept.items()}
-
     def described(self) -> str:
         """Names, shapes, dtypes and what is learned, as JSON: the same for two runs that may follow one another."""
         return json.dumps([asdict(part) for part in self.parts])

@@ -17,13 +17,14 @@ from flwr.superlink.grid import InMemoryGrid
 from discreet.evaluation.asked_data import answers_by, normalised
 from discreet.evaluation.private_statistics import data_query
 from discreet.evaluation.written_statistics import written_statistics
-from discreet.flower.grid_transport import GridTransport, VirtualClients
-from discreet.flower.masked_transport import MaskedTransport, SumTerms
+from discreet.flower.grid_transport import GridTransport
+from discreet.flower.masked_transport import transport_of
 from discreet.flower.server_messages import OwnMessages
 from discreet.flower.simulated_clients import set_up_simulation
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.models.models import frozen_digest
+from discreet.protocol.messages import VirtualClient
 from discreet.protocol.run_end import end_run
 from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
 from discreet.server.resuming import run_config
@@ -101,26 +102,22 @@ def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
         check_secure(config.seed)
     with ExitStack() as held:
         session = prepare(config, simulated=simulated, held=held)
-        virtual = _virtual(session, held) if simulated else None
-        transport = _transport(grid, session, virtual)
+        transport = _transport(grid, session, held)
         with Interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
             if config.statistics.only:
                 ask_and_end(session, transport)
                 return
             session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
             transport.messages = _messages(session)
-            finish(session, strategy(session, _masked(session, transport)).run())
+            finish(session, strategy(session, transport_of(session.plan, transport)).run())
 
 
-def _virtual(session: Session, held: ExitStack) -> VirtualClients:
-    """The clients of a simulation, whose processes find their ticket as long as `held` is open."""
-    plan, folder = session.plan, session.folder.path
-    ticket = set_up_simulation(plan.run, folder, held)
-    return VirtualClients(plan.run.data.num_clients, str(folder), ticket, plan.seed, plan.data_path)
-
-
-def _transport(grid: Grid, session: Session, virtual: VirtualClients | None) -> GridTransport:
-    plan = session.plan
+def _transport(grid: Grid, session: Session, held: ExitStack) -> GridTransport:
+    """Asks nodes; in a simulation virtual clients, whose processes find their ticket as long as `held` is open."""
+    plan, folder, virtual = session.plan, session.folder.path, list[VirtualClient]()
+    if isinstance(grid, InMemoryGrid):
+        asked = (str(folder), set_up_simulation(plan.run, folder, held), plan.seed, plan.data_path)
+        virtual = [VirtualClient(number, *asked) for number in range(plan.run.data.num_clients)]
     return GridTransport(
         grid,
         _messages(session),
@@ -149,10 +146,3 @@ def ask_and_end(session: Session, transport: Transport) -> None:
     folder.write_config({**plan.written, "statistics": {**plan.written["statistics"], "only": False}})
     done = state_of(folder) == "finished"
     change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
-
-
-def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:
-    """The transport of a run whose server reads masked sums alone, if it is one."""
-    terms = SumTerms.of(session.plan)
-    return transport if terms is None else MaskedTransport(transport, terms)
-

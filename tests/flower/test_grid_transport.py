@@ -21,15 +21,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from numpy.typing import NDArray
 
-from discreet.flower.grid_transport import GridTransport, Sending, VirtualClients
+from discreet.flower.grid_transport import GridTransport, Sending
 from discreet.flower.server_messages import OwnMessages
 from discreet.privacy.randomness import seeded_source
-from discreet.protocol.messages import REFUSED_CODE, TrainReply, decode_request, encode_reply
+from discreet.protocol.messages import REFUSED_CODE, TrainReply, VirtualClient, decode_request, encode_reply
 from discreet.server.round import CohortSampling
 from discreet.server.transport import Failure, MessagesTooLarge
 from discreet.settings.settings import Settings, client_settings
 
 RUN = client_settings(Settings())
+VIRTUAL = [VirtualClient(number, "folder") for number in range(5)]
 
 
 @pytest.fixture(autouse=True)
@@ -300,7 +301,7 @@ def test_no_cohort_is_drawn_of_more_clients_than_are_declared(kind: str) -> None
 
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     grid = FakeGrid({10: worker, 20: worker})
-    transport = GridTransport(grid, OwnMessages(RUN), timeout=5, population_size=5, virtual=VirtualClients(5, "folder"))  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(RUN), timeout=5, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
     assert list(transport.available_clients()) == [0, 1, 2, 3, 4]
     grid.sent.clear()
     list(transport.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
@@ -309,9 +310,8 @@ def test_virtual_clients_share_the_nodes_that_there_are() -> None:
 
 
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
-    virtual = VirtualClients(5, "folder")
     grid = FakeGrid({10: silent})
-    transport = GridTransport(grid, OwnMessages(RUN), timeout=0.1, population_size=5, virtual=virtual)  # type: ignore[arg-type]
+    transport = GridTransport(grid, OwnMessages(RUN), timeout=0.1, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
         transport.available_clients()
     assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]

@@ -103,9 +103,9 @@ def test_an_argument_that_is_not_known_is_an_error(name: str, said: str) -> None
 
 
 def test_the_short_forms_are_a_mechanism(tmp_path: Path) -> None:
-    short = strategy(tmp_path / "run", **{**SHORT, "delta": 1e-3, "clip_norm": 2.0}).app.config
+    short = strategy(tmp_path / "run", **{**SHORT, "delta": 1e-3, "clip_norm": 2.0}).config
     long = noised(noise_multiplier=None, target_epsilon=8.0, clipping=AdaptiveClipping(2.0))
-    assert short == strategy(tmp_path / "run", **long).app.config
+    assert short == strategy(tmp_path / "run", **long).config
 
 
 def test_a_floor_that_changes_no_sampling_is_taken(tmp_path: Path) -> None:
