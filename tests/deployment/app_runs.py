@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, write_connection
+from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, wait_until, write_connection
 from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.healthy import healthy
-from discreet.deployment.local_federation import START_SECONDS, wait_until
+from discreet.deployment.local_federation import START_SECONDS
 from discreet.server.run_folder import RunFolder
 from discreet.simulation.processes import scratch_folder, tied
 
