@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import math
@@ -13,16 +12,10 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
-from flwr.compat.client.client import maybe_call_fit
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
-import discreet
 from discreet.evaluation.predictions import load_model
-from discreet.flower.strategy import DPFedAvg
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.reporting.records import read_runs
@@ -50,16 +43,6 @@ EXACT: dict[str, Any] = {"noise": "float", "noise_multiplier": 0.0}
 def noiseless(clip_norm: float = 0.5) -> dict[str, Any]:
     fixed = noised(**EXACT, clipping=FixedClipping(clip_norm))
     return {"sampling": "everyone", "population_size": NODES, **fixed}
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-def test_the_library_offers_it_by_its_name() -> None:
-    assert discreet.DPFedAvg is DPFedAvg
 
 
 def test_without_noise_the_model_moves_by_the_mean_of_the_differences(tmp_path: Path) -> None:
@@ -169,24 +152,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("reply", BAD.values(), ids=BAD.keys())
-def test_a_reply_that_can_not_be_used_counts_as_zero_and_the_noise_stays(
-    reply: RecordDict | Error | None, tmp_path: Path
-) -> None:
-    still = changed_by(0.0)
-    settings = {"sampling": "everyone", **noised(clipping=FixedClipping(0.5))}
-    bad = strategy(tmp_path / "bad", **settings)
-    found = bad.start(Nodes({1: still, 2: replying(reply)}), arrays(), num_rounds=1, timeout=0.2)
-    wanted = run(tmp_path / "good", Nodes({1: still, 2: still}), num_rounds=1, **settings)
-    assert all(np.array_equal(values_of(found)[name], values_of(wanted)[name]) for name in START)
-    assert sum(status_of(tmp_path / "bad").failures.values()) == 1
-
-
-def test_a_node_that_replies_twice_counts_once(tmp_path: Path) -> None:
-    once, twice = run(tmp_path / "once"), run(tmp_path / "twice", Nodes(times=2))
-    assert np.array_equal(values_of(once)["weight"], values_of(twice)["weight"])
-
-
 def test_arrays_that_lie_by_columns_are_read_in_their_own_order(tmp_path: Path) -> None:
     moved = START["weight"] + np.arange(6, dtype=np.float32).reshape(2, 3) / 100
     reply = RecordDict({"arrays": arrays(weight=np.asfortranarray(moved))})
@@ -224,11 +189,6 @@ def test_a_round_is_logged_and_the_budget_ends_the_run_well(tmp_path: Path, capl
     assert set(values_of(result)) == set(START)
     assert sum("round 1/50  clip 0.5" in message for message in caplog.messages) == 1
     assert sum("are not read: they are not private" in message for message in caplog.messages) == 1
-
-
-def test_a_target_is_met_by_the_planned_rounds(tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=4, **noised(noise_multiplier=None, target_epsilon=3.0))
-    assert 0.999 * 3 <= DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3) <= 3
 
 
 def test_the_servers_own_evaluation_is_logged_returned_and_kept(tmp_path: Path) -> None:
@@ -303,29 +263,6 @@ def test_other_commands_say_that_it_is_another_apps_run(tmp_path: Path) -> None:
         load_model(tmp_path / "run")
     with pytest.raises(ConfigError, match="is a run of another Flower app: it goes on there, by resume=True"):
         run_config(["resume=true", f"output_dir={tmp_path / 'run'}"])
-
-
-class Client(NumPyClient):
-    """A client as it was written before the Message API."""
-
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        assert config["lr"] == 0.25
-        return [value + config["lr"] if value.dtype.kind == "f" else value for value in parameters], 10, {"loss": 1.0}
-
-
-def numpy_client(message: Message) -> RecordDict:
-    received = recorddict_to_fitins(copy.deepcopy(message.content), keep_input=True)
-    return fitres_to_recorddict(maybe_call_fit(Client().to_client(), received), keep_input=True)
-
-
-def test_a_numpy_client_is_driven_by_the_keys_that_it_reads(tmp_path: Path) -> None:
-    grid = Nodes(dict.fromkeys(range(1, NODES + 1), numpy_client))
-    keys = {"arrayrecord_key": "fitins.parameters", "configrecord_key": "fitins.config"}
-    made = strategy(tmp_path / "run", **{**noiseless(10.0), **keys})
-    start, config = ArrayRecord(list(START.values())), ConfigRecord({"lr": 0.25})
-    result = made.start(grid, start, num_rounds=2, timeout=2.0, train_config=config)
-    assert np.allclose(values_of(result)["0"], START["weight"] + 0.5, atol=1e-6)
-    assert values_of(result)["2"] == 3
 
 
 def test_half_precision_stays_finite_however_far_the_model_goes(tmp_path: Path) -> None:

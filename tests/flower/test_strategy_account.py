@@ -6,18 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import noised, run, status_of
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet import AdaptiveClipping, DPFedAvg, PrivateEvaluation
 from discreet.ledger.durable_ledger import DurableLedger
@@ -23,12 +22,6 @@ from tests.flower.flower_apps import START, Answer, Nodes, arrays, changed_by, n
 
 def clipped(norm: float | None = None) -> dict[str, Any]:
     return {"population_size": 60, **noised(clipping=AdaptiveClipping(norm))}
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def many(step: float = 0.35) -> Nodes:

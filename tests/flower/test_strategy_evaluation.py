@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 import discreet
 from discreet.server.plan import plan_of
@@ -18,12 +17,6 @@ from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import NODES, Answer, Nodes, changed_by, noised, run
 
 RATED: dict[str, Any] = {"private_evaluation": discreet.PrivateEvaluation(every=2, metric="acc", noise_multiplier=1e-3)}
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def saying(share: float) -> Answer:

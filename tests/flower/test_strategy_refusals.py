@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
@@ -28,12 +27,6 @@ from tests.flower.flower_apps import (
     strategy,
     values_of,
 )
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def no_metrics(*_: object) -> MetricRecord:
