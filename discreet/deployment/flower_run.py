@@ -20,6 +20,7 @@ from discreet.deployment.flower_home import (
     flwr_run_command,
     free_port,
     start,
+    wait_until,
     write_connection,
 )
 from discreet.deployment.healthy import healthy
@@ -56,12 +57,12 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
     port = free_port()
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     with scratch_folder() as home, _started(command, home / "superlink.log", folder=folder) as process:
-        deadline = time.monotonic() + START_SECONDS
-        while not healthy(f"http://127.0.0.1:{port}/health", authority=None):
-            if process.poll() is not None or time.monotonic() > deadline:
-                lines = (home / "superlink.log").read_text(errors="replace").strip().splitlines()
-                raise RunLostError(": ".join(["the SuperLink did not start", *lines[-1:]]))
-            time.sleep(LOOK_SECONDS)
+        url = f"http://127.0.0.1:{port}/health"
+        with suppress(TimeoutError):
+            wait_until(lambda: process.poll() is not None or healthy(url, authority=None), START_SECONDS, "it answers")
+        if process.poll() is not None or not healthy(url, authority=None):
+            lines = (home / "superlink.log").read_text(errors="replace").strip().splitlines()
+            raise RunLostError(": ".join(["the SuperLink did not start", *lines[-1:]]))
         yield f"127.0.0.1:{port}", home, process
 
 

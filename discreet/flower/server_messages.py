@@ -91,17 +91,14 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int, ans
     below = numbers.get("below")
     if not isinstance(below, int) or below not in (0, 1):
         raise MalformedMessage(f"the bit must be 0 or 1 (got {below})")
-    update = _vector(arrays, UPDATE, num_params)
-    answer = _answer(content, answer_size) if answer_size else None
+    update, answer = _vector(arrays, UPDATE, num_params), None
+    if answer_size:
+        answered = content.get(ANSWER)
+        if not isinstance(answered, ArrayRecord) or list(answered) != [ANSWER]:
+            raise MalformedMessage("the reply does not hold the answer to what was asked")
+        answer = _vector(answered, ANSWER, answer_size)
     spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
     return TrainReply(round_number, update, bool(below), *spent, answer=answer)
-
-
-def _answer(content: RecordDict, size: int) -> Tensor:
-    arrays = content.get(ANSWER)
-    if not isinstance(arrays, ArrayRecord) or list(arrays) != [ANSWER]:
-        raise MalformedMessage("the reply does not hold the answer to what was asked")
-    return _vector(arrays, ANSWER, size)
 
 
 def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
@@ -116,11 +113,7 @@ def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
 
 
 def read_masking_reply(content: RecordDict) -> bytes:
-    """A node's answer to a masking request: what `masked_messages.reply_content` wrote.
-
-    Raises:
-      MalformedMessage: it holds something else.
-    """
+    """A node's answer to a masking request, or MalformedMessage: what `masked_messages.reply_content` wrote."""
     record = content.get(MASKING)
     reply = record.get(MASKING_REPLY) if isinstance(record, ConfigRecord) and len(record) == 1 else None
     if len(content) != 1 or not isinstance(reply, bytes):
@@ -129,7 +122,7 @@ def read_masking_reply(content: RecordDict) -> bytes:
 
 
 def read_member(content: RecordDict) -> Member:
-    """Reads the node that answers and its peers, as `masked_messages.member_content` wrote them.
+    """The node that answers and its peers, as `masked_messages.member_content` wrote them.
 
     Raises:
       MalformedMessage: it holds something else, or a name that is not among the peers.

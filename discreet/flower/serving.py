@@ -42,8 +42,6 @@ logger = logging.getLogger("discreet")
 Strategy = Callable[[Session, Transport], TrainingRun]
 
 OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
-# End a run with one line, not with a traceback. Of the system: no time is left, a message is too large, a disk is full.
-ENDS = (ConfigError, LedgerError, OSError)
 
 
 def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
@@ -69,7 +67,7 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
         config = config_of(context, bundle=bundle)
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config, strategy=strategy)
-    except ENDS as error:
+    except (ConfigError, LedgerError, OSError) as error:  # of the system: no time is left, a full disk, a large message
         end_run(grid, error)
 
 
