@@ -152,6 +152,19 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("reply", BAD.values(), ids=BAD.keys())
+def test_a_reply_that_can_not_be_used_counts_as_zero_and_the_noise_stays(
+    reply: RecordDict | Error | None, tmp_path: Path
+) -> None:
+    still = changed_by(0.0)
+    settings = {"sampling": "everyone", **noised(clipping=FixedClipping(0.5))}
+    bad = strategy(tmp_path / "bad", **settings)
+    found = bad.start(Nodes({1: still, 2: replying(reply)}), arrays(), num_rounds=1, timeout=0.2)
+    wanted = run(tmp_path / "good", Nodes({1: still, 2: still}), num_rounds=1, **settings)
+    assert all(np.array_equal(values_of(found)[name], values_of(wanted)[name]) for name in START)
+    assert sum(status_of(tmp_path / "bad").failures.values()) == 1
+
+
 def test_arrays_that_lie_by_columns_are_read_in_their_own_order(tmp_path: Path) -> None:
     moved = START["weight"] + np.arange(6, dtype=np.float32).reshape(2, 3) / 100
     reply = RecordDict({"arrays": arrays(weight=np.asfortranarray(moved))})
