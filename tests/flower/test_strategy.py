@@ -12,20 +12,24 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
+import discreet
 from discreet.evaluation.predictions import load_model
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.reporting.records import read_runs
+from discreet.server.plan import plan_of
 from discreet.server.resuming import run_config
 from discreet.server.run_folder import RunFolder
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from tests.command import ledger, report, status
 from tests.flower.flower_apps import (
     NODES,
     START,
+    Answer,
     Nodes,
     arrays,
     changed_by,
@@ -220,20 +224,6 @@ def test_the_servers_own_evaluation_is_logged_returned_and_kept(tmp_path: Path) 
     assert [row["loss"] for row in RunFolder(tmp_path / "run").read_metrics()] == [None, 0.0]
 
 
-def test_a_loss_that_runs_away_ends_the_run_with_the_best_model(tmp_path: Path) -> None:
-    seen: list[ArrayRecord] = []
-
-    def evaluate(number: int, found: ArrayRecord) -> MetricRecord:
-        seen.append(found)
-        return MetricRecord({"loss": 2.0 if number < 3 else 10.0 * number, "accuracy": 0.1 * (number == 2)})
-
-    made = strategy(tmp_path / "run")
-    result = made.start(Nodes(), arrays(), num_rounds=10, timeout=2.0, evaluate_fn=evaluate)
-    assert made.outcome is not None
-    assert "diverged: 70 after round 7" in str(made.outcome.stopped)
-    assert np.array_equal(values_of(result)["weight"], seen[2]["weight"].numpy())
-
-
 def test_the_run_folder_is_one_that_status_report_and_ledger_accept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,3 +274,50 @@ def test_half_precision_stays_finite_however_far_the_model_goes(tmp_path: Path) 
     made = strategy(tmp_path / "run", **noiseless(1e6))
     result = made.start(grid, start, num_rounds=3, timeout=2.0)
     assert np.array_equal(values_of(result)["bias"], np.full(2, 65504, np.float16))
+
+
+RATED: dict[str, Any] = {"private_evaluation": discreet.PrivateEvaluation(every=2, metric="acc", noise_multiplier=1e-3)}
+
+
+def saying(share: float) -> Answer:
+    def answer(message: Message) -> RecordDict:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            return RecordDict({"metrics": MetricRecord({"loss": 3.0, "acc": share})})
+        return changed_by(0.01)(message)
+
+    return answer
+
+
+def rated(folder: Path, shares: list[float], **settings: Any) -> tuple[list[dict[str, float | None]], Nodes]:
+    grid = Nodes({number: saying(share) for number, share in enumerate(shares, start=1)})
+    everyone = {"sampling": "everyone", "population_size": len(shares), **RATED, **settings}
+    run(folder, grid, num_rounds=3, **everyone)
+    return RunFolder(folder).read_metrics(), grid
+
+
+def test_the_mean_of_what_clients_say_is_in_the_row_of_the_round_that_made_the_model(tmp_path: Path) -> None:
+    found, grid = rated(tmp_path / "run", [0.5, 0.75, 1.0, 0.25])
+    assert [row["accuracy"] is not None for row in found] == [False, True, True]
+    assert found[1]["accuracy"] == pytest.approx(0.625, abs=0.01)
+    assert found[1]["accuracy_error"] == pytest.approx(1e-3 / 8)
+    asked = [message for message in grid.sent.values() if message.metadata.message_type == MessageType.EVALUATE]
+    assert len(asked) == 8
+
+
+@pytest.mark.parametrize("wild", [1e30, -7.0, math.nan, math.inf])
+def test_one_client_moves_the_mean_by_no_more_than_its_share(tmp_path: Path, wild: float) -> None:
+    found, _ = rated(tmp_path / "run", [0.5, 0.5, 0.5, wild])
+    assert abs(float(str(found[1]["accuracy"])) - 0.5) <= 0.5 / 4 + 0.01
+
+
+def test_a_rating_is_charged_as_an_event_of_its_own(tmp_path: Path) -> None:
+    rated(tmp_path / "run", [0.5] * NODES, **noised(noise_multiplier=2.0))
+    folder = RunFolder(tmp_path / "run")
+    spent = folder.ledger(plan_of(folder.read_config())).spent(USER)
+    assert [(event.noise_multiplier, count) for event, count in spent.entries] == [(2.0, 3), (1e-3, 2)]
+
+
+def test_two_accuracies_have_no_place_in_one_row(tmp_path: Path) -> None:
+    made = strategy(tmp_path / "run", **RATED)
+    with pytest.raises(ConfigError, match="evaluate_fn must be left out with private_evaluation"):
+        made.start(Nodes(), arrays(), num_rounds=1, evaluate_fn=lambda *_: None)

@@ -13,6 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import (
     NODES,
@@ -220,3 +222,33 @@ def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_pat
         run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> str:
+    create_account(tmp_path / "nodes.db", Population("nodes", 10, ADJACENCIES[0], 1e-3))
+    return str(tmp_path / "nodes.db")
+
+
+def test_a_run_is_charged_to_the_account_of_its_population(account: str, tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=2, seed=None, account=account, population_name="nodes", fraction_train=0.5)
+    assert [spent.times for spent in DurableLedger(Path(account)).sums()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"population_size": 11}, "population_size does not fit account="),
+        ({"population_name": "others"}, "population_name does not fit account="),
+        (noised(delta=1e-4), "delta does not fit account="),
+        ({"population_name": None}, "population_name must be given with account"),
+        ({"account": "nowhere.db"}, "account=.* is missing"),
+        ({"seed": 70123}, "seed must be null with account"),
+    ],
+)
+def test_what_does_not_fit_an_account_is_refused_by_the_argument(
+    changed: dict[str, object], said: str, account: str, tmp_path: Path
+) -> None:
+    given: dict[str, object] = {"seed": None, "account": account, "population_name": "nodes", **changed}
+    with pytest.raises((ConfigError, LedgerError), match=said):
+        run(tmp_path / "first", num_rounds=1, **given)

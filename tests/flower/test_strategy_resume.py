@@ -80,13 +80,6 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
         run(tmp_path / "run", num_rounds=1)
 
 
-def test_without_its_ledger_a_run_does_not_go_on(tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=1)
-    (tmp_path / "run" / "ledger.db").unlink()
-    with pytest.raises(LedgerError, match="is missing: put the ledger back"):
-        run(tmp_path / "run", num_rounds=2, resume=True)
-
-
 def test_without_the_arrays_that_it_began_with_a_run_does_not_go_on(tmp_path: Path) -> None:
     run(tmp_path / "run", num_rounds=1)
     RunFolder(tmp_path / "run").arrays_path.unlink()
