@@ -22,7 +22,8 @@ from typing import Any
 
 from benchmarks.empty_app.empty_client import answer_to
 from discreet.cli.console import print_table
-from discreet.deployment.local_federation import Federation, empty_federation, wait_until
+from discreet.deployment.flower_home import wait_until
+from discreet.deployment.local_federation import Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import server_apps
 from discreet.server.run_folder import RunFolder

@@ -108,7 +108,7 @@ def in_federation(config: Settings, canaries: int, runs: int) -> Settings:
         resume=False,
         data=replace(config.data, path=path),
         evaluation=replace(config.evaluation, kind="none"),
-        operations=replace(config.operations, metrics_port=None, predictions=False),
+        operations=replace(config.operations, predictions=False),
         privacy=replace(config.privacy, user=user),
     )
 

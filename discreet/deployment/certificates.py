@@ -20,7 +20,7 @@ import ipaddress
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -54,13 +54,10 @@ def make_authority(folder: Path) -> None:
     Raises:
       ConfigError: one of the files is there.
     """
-    _refuse_existing(folder / "ca.key", folder / "ca.crt")
-    key, name = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_key_usage(signs=True), critical=True)
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    _write_pair(folder / "ca", builder, key, signer=key, days=CA_DAYS)
+    key, subject = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
+    made = _certificate(subject, subject, key, days=CA_DAYS, is_authority=True)
+    made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    _write_pair(folder / "ca", made.sign(key, hashes.SHA384()), key)
 
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
@@ -69,21 +66,21 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     Raises:
       ConfigError: one of the files is there, or the authority is not.
     """
-    _refuse_existing(folder / "server.key", folder / "server.crt")
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signer = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"scripts/certs authority makes what signs a server's certificate: {error}") from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])])
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = x509.CertificateBuilder().subject_name(_name(hosts[0][:64])).issuer_name(authority.subject)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_key_usage(signs=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    builder = builder.add_extension(names, critical=False).add_extension(issuer, critical=False)
-    _write_pair(folder / "server", builder, ec.generate_private_key(ec.SECP384R1()), signer=signer, days=SERVER_DAYS)
+    key = ec.generate_private_key(ec.SECP384R1())
+    made = _certificate(_name(hosts[0][:64]), authority.subject, key, days=SERVER_DAYS, is_authority=False)
+    for extension in (
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    ):
+        made = made.add_extension(extension, critical=False)
+    _write_pair(folder / "server", made.sign(signer, hashes.SHA384()), key)
 
 
 def make_node(folder: Path, name: str) -> None:
@@ -94,12 +91,14 @@ def make_node(folder: Path, name: str) -> None:
     """
     if not name or name != Path(name).name or name.startswith("."):
         raise ConfigError(f"a node's name must be a plain file name (got {name!r})")
-    key_path, public_path = folder / "nodes" / f"{name}.key", folder / "public" / f"{name}.pub"
-    _refuse_existing(key_path, public_path)
     key = ec.generate_private_key(ec.SECP384R1())
-    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(public_path, public + f" {name}\n".encode(), private=False)
+    _write(
+        {
+            folder / "nodes" / f"{name}.key": key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
+            folder / "public" / f"{name}.pub": public + f" {name}\n".encode(),
+        }
+    )
 
 
 def make_peers(folder: Path) -> Path:
@@ -168,27 +167,6 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    """Use of a key for certificates and lists of revoked ones, or for TLS."""
-    return x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
-
-
-def _write_pair(
-    path: Path,
-    builder: x509.CertificateBuilder,
-    key: ec.EllipticCurvePrivateKey,
-    *,
-    signer: ec.EllipticCurvePrivateKey,
-    days: int,
-) -> None:
-    now = datetime.now(UTC)
-    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + timedelta(days=days))
-    certificate = builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
-    _write(path.with_suffix(".crt"), certificate, private=False)
-    _write(path.with_suffix(".key"), key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
-
-
 def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -196,17 +174,33 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _refuse_existing(*paths: Path) -> None:
-    there = [str(path) for path in paths if path.exists()]
-    if there:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: int, is_authority: bool
+) -> x509.CertificateBuilder:
+    """A certificate to be signed, for TLS or, of an authority, for certificates and lists of revoked ones."""
+    now, signs = datetime.now(UTC), is_authority
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + timedelta(days=days))
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+    usage = x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
+
+
+def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _write({path.with_suffix(".crt"): certificate.public_bytes(Encoding.PEM), path.with_suffix(".key"): private})
+
+
+def _write(contents: Mapping[Path, bytes]) -> None:
+    """Writes files that are not there yet, a `.key` for its owner alone."""
+    if there := [str(path) for path in contents if path.exists()]:
         raise ConfigError(f"{' and '.join(there)} exist already and are never overwritten: move them away first")
-
-
-def _write(path: Path, content: bytes, *, private: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # "x" and the mode together: neither is an existing file replaced, nor is a key readable by others for a moment.
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o644)) as file:
-        file.write(content)
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = 0o600 if path.suffix == ".key" else 0o644
+        # O_EXCL and the mode together: no existing file is replaced, and no key is readable by others for a moment.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
 
 
 def _run(command: str, names: Sequence[str], folder: Path) -> None:
@@ -217,18 +211,19 @@ def _run(command: str, names: Sequence[str], folder: Path) -> None:
             print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if command == "all":
-        make_secrets(folder, DEMONSTRATION_NODES)
-    elif command == "authority":
-        make_authority(folder)
-    elif command == "server":
-        make_server(folder, names)
-    elif command == "node":
-        for name in names:
-            make_node(folder, name)
-    else:
-        for name, key in json.loads(make_peers(folder).read_text()).items():
-            print(f"{name}  {fingerprint(key)}")
+    match command:
+        case "all":
+            make_secrets(folder, DEMONSTRATION_NODES)
+        case "authority":
+            make_authority(folder)
+        case "server":
+            make_server(folder, names)
+        case "node":
+            for name in names:
+                make_node(folder, name)
+        case _:
+            for name, key in json.loads(make_peers(folder).read_text()).items():
+                print(f"{name}  {fingerprint(key)}")
     print(f"scripts/certs: made in {folder.resolve()}")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,26 +23,22 @@ import yaml  # type: ignore[import-untyped]
 
 COMPOSE = Path(__file__).resolve().parent.parent.parent / "docker-compose.yml"
 THERE = 4
-VOLUMES = ("ledger", "known")  # of a node: what it has spent, and how far that had come
 
 
 def more_nodes(count: int) -> dict[str, Any]:
     """The override for `count` nodes in all; empty sections for no more than are there."""
-    compose = yaml.safe_load(COMPOSE.read_text())
-    numbers = range(THERE, count)
-    template = json.dumps(compose["services"]["node-0"])
-    services = {}
+    compose, numbers = yaml.safe_load(COMPOSE.read_text()), range(THERE, count)
+
+    def copied(part: object, number: int) -> Any:
+        return json.loads(re.sub(r"\b(node|ledger|known)-0\b", rf"\1-{number}", json.dumps(part)))
+
+    services = {f"node-{number}": copied(compose["services"]["node-0"], number) for number in numbers}
     for number in numbers:
-        text = template
-        for name in (*VOLUMES, "node"):
-            text = text.replace(f"{name}-0", f"{name}-{number}")
-        services[f"node-{number}"] = json.loads(text)
         services[f"node-{number}"]["environment"]["PARTITION"] = str(number)
-    secret = compose["secrets"]["node-0.key"]["file"]
     return {
         "services": services,
-        "volumes": {f"{volume}-{number}": {} for number in numbers for volume in VOLUMES},
-        "secrets": {f"node-{number}.key": {"file": secret.replace("node-0", f"node-{number}")} for number in numbers},
+        "volumes": {f"{volume}-{number}": {} for number in numbers for volume in ("ledger", "known")},
+        "secrets": {f"node-{number}.key": copied(compose["secrets"]["node-0.key"], number) for number in numbers},
     }
 
 

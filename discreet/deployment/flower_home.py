@@ -1,4 +1,4 @@
-"""Flower's processes on this machine: a port, an environment, the connection of `flwr`, and its command line."""
+"""Flower's processes on this machine: start, port, environment, the connection of `flwr`, its command line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from discreet.settings.places import app_folder
+from discreet.simulation.processes import tied
 
 CONNECTION = "deployment"  # the name of the SuperLink that `flwr` is to call
+LOOK_SECONDS = 0.1
 
 
 def free_port() -> int:
@@ -45,6 +50,30 @@ def flower_environment(home: Path) -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of its own future
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
     }
+
+
+def start(
+    command: Sequence[str], log: Path | None, *, folder: Path | None, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts a process that ends with this one, even by kill -9. Its session is its own: a Ctrl-C comes to this one
+    alone. It goes on with the log, if there is one."""
+    with nullcontext() if log is None else log.open("ab") as output:
+        return subprocess.Popen(
+            tied(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS) -> None:
+    """Returns as soon as `holds()` is true; looks `every` so many seconds.
+
+    Raises:
+      TimeoutError: it is not by the deadline; the message names `what`.
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(every)
 
 
 def write_connection(home: Path, *, address: str, authority: Path | None) -> None:

@@ -14,7 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from discreet.deployment.flower_home import flower_environment, flwr_run_command, free_port, write_connection
+from discreet.deployment.flower_home import (
+    LOOK_SECONDS,
+    flower_environment,
+    flwr_run_command,
+    free_port,
+    start,
+    wait_until,
+    write_connection,
+)
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.logs import log_to
@@ -31,10 +39,10 @@ from discreet.server.run_folder import (
 )
 from discreet.server.session import resolve
 from discreet.settings.extras import require
-from discreet.simulation.processes import ray_environment, scratch_folder, tied
+from discreet.simulation.processes import ray_environment, scratch_folder
 
 MOST_NODES = 200  # a simulation with more clients has several on each node
-START_SECONDS, LOOK_SECONDS, LOST_SECONDS = 120, 0.1, 5
+START_SECONDS, LOST_SECONDS = 120, 5
 
 
 @contextmanager
@@ -49,29 +57,25 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
     port = free_port()
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     with scratch_folder() as home, _started(command, home / "superlink.log", folder=folder) as process:
-        deadline = time.monotonic() + START_SECONDS
-        while not healthy(f"http://127.0.0.1:{port}/health", authority=None):
-            if process.poll() is not None or time.monotonic() > deadline:
-                lines = (home / "superlink.log").read_text(errors="replace").strip().splitlines()
-                raise RunLostError(": ".join(["the SuperLink did not start", *lines[-1:]]))
-            time.sleep(LOOK_SECONDS)
+        url = f"http://127.0.0.1:{port}/health"
+        with suppress(TimeoutError):
+            wait_until(lambda: process.poll() is not None or healthy(url, authority=None), START_SECONDS, "it answers")
+        if process.poll() is not None or not healthy(url, authority=None):
+            lines = (home / "superlink.log").read_text(errors="replace").strip().splitlines()
+            raise RunLostError(": ".join(["the SuperLink did not start", *lines[-1:]]))
         yield f"127.0.0.1:{port}", home, process
 
 
 @contextmanager
 def _started(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Flower's, in a session of its own: a Ctrl-C comes to this process alone. FLWR_HOME is the folder of
-    its log."""
+    """A process of Flower's, until the block ends. FLWR_HOME is the folder of its log."""
     environment = flower_environment(log.parent) | ray_environment(log.parent)
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            tied(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    process = start(command, log, folder=folder, environment=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess.Popen[bytes]) -> None:

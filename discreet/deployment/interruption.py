@@ -120,8 +120,7 @@ def override(name: str, path: Path) -> str:
     >>> override("output_dir", Path("/runs/one")), override("output_dir", Path("/it's/here"))
     ('output_dir=/runs/one', "output_dir='/it\\\\'s/here'")
     """
+    from hydra.core.override_parser.types import Quote, QuotedString  # Hydra is loaded for nobody else
+
     text = str(path)
-    if not PLAIN.fullmatch(text):
-        # Hydra takes a backslash as it stands, but for those before a quotation mark.
-        text = "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"
-    return f"{name}={text}"
+    return f"{name}={text if PLAIN.fullmatch(text) else QuotedString(text, Quote.single).with_quotes()}"

@@ -14,8 +14,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,14 @@ from discreet.data.description import DESCRIPTION
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_home import flower_environment, flwr_run_command, free_port, write_connection
+from discreet.deployment.flower_home import (
+    flower_environment,
+    flwr_run_command,
+    free_port,
+    start,
+    wait_until,
+    write_connection,
+)
 from discreet.deployment.flower_run import exit_code, follow
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
@@ -37,29 +43,15 @@ from discreet.server.session import check_secure, resolve
 from discreet.settings.extras import require
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError
-from discreet.simulation.processes import carrying, scratch_folder, tied
+from discreet.simulation.processes import end_carrying, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
-LOOK_SECONDS = 0.1
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
 POLICY = "policy.json"  # in a node's folder, if its owner has one
 SERVERS = ("httpx", "starlette", "uvicorn")  # what the node proxy is made of
 PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
-
-
-def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS) -> None:
-    """Returns as soon as `holds()` is true; looks `every` so many seconds.
-
-    Raises:
-      TimeoutError: it is not by the deadline; the message names `what`.
-    """
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:g} s: {what}")
-        time.sleep(every)
 
 
 @dataclass
@@ -90,10 +82,7 @@ class Federation:
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a process with a log of its own, which a later one of the same name goes on with."""
-        with self.log(name).open("ab") as log:
-            process = subprocess.Popen(
-                tied(command), cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
-            )
+        process = start(command, self.log(name), folder=self.folder, environment=self.environment)
         self.processes[name] = process
         self.started.append(process)
         return process
@@ -195,14 +184,8 @@ class Federation:
         """Ends every process of this federation, whoever started it."""
         for process in self.started:
             process.terminate()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + END_SECONDS
-            # Flower starts some processes in sessions of their own.
-            while (left := carrying("FLWR_HOME", str(self.home))) and time.monotonic() < deadline:
-                for pid in left:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, number)
-                time.sleep(LOOK_SECONDS)
+        # Flower starts some processes in sessions of their own.
+        end_carrying("FLWR_HOME", str(self.home), signal.SIGTERM, signal.SIGKILL)
         for process in self.started:
             process.wait(timeout=END_SECONDS)
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from discreet.deployment.certificates import register_node
 from discreet.deployment.flower_fixes import commands
-from discreet.deployment.flower_home import CONNECTION, write_connection
+from discreet.deployment.flower_home import CONNECTION, start, wait_until, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.logs import log_to
-from discreet.simulation.processes import STARTER, below, heard, listens, tied
+from discreet.simulation.processes import STARTER, below, heard, listens
 
 logger = logging.getLogger("discreet.superlink")
 
@@ -55,8 +55,7 @@ def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     environment = RETURNED_FROM | os.environ | {"PATH": path}  # what this process has wins over RETURNED_FROM
-    # A session of its own: a Ctrl-C at a terminal comes here alone, and the order of ending is ours.
-    return subprocess.Popen(tied(command), start_new_session=True, env=environment)
+    return start(command, None, folder=None, environment=environment)
 
 
 def server_apps(ancestor: int) -> list[int]:
@@ -69,13 +68,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
     The other way round a SuperLink waits for whoever still reads the log of a run.
     """
-    deadline = time.monotonic() + APPS_SECONDS
     apps = server_apps(process.pid)
     for pid in apps:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    while set(apps) & set(server_apps(process.pid)) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+    with suppress(TimeoutError):
+        wait_until(lambda: not set(apps) & set(server_apps(process.pid)), APPS_SECONDS, "ServerApps have ended")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.flower.server_messages import all_finite
-from discreet.protocol.messages import Floats, MalformedMessage, header_of, shaped_floats_of
+from discreet.protocol.messages import MalformedMessage, header_of, shaped_floats_of
 from discreet.settings.rules import ConfigError
 
 STATISTICS = ("running_mean", "running_var")
 FLOATS = ("float16", "float32", "float64")
 KEPT = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), *FLOATS)
+
+HALF = float(np.finfo("float16").max)
 
 Values = NDArray[Any]
 
@@ -64,28 +66,28 @@ class ArrayLayout:
         return sum(part.size for part in self.parts)
 
     def vector(self, arrays: ArrayRecord) -> Tensor:
-        """The learned arrays of a record as one vector (num_params,), float32.
+        """The learned arrays of a record as one vector (num_params,), float32: see `difference`."""
+        return self.difference(arrays, np.zeros(self.num_params, np.float32))
+
+    def difference(self, arrays: ArrayRecord, sent: NDArray[np.float32]) -> Tensor:
+        """The learned arrays of a record as one vector (num_params,), float32, minus what was `sent`.
 
         Raises:
           MalformedMessage: the record does not fit the layout, or holds a value that is not finite in float32.
         """
-        return self.difference(arrays, np.zeros(self.num_params, np.float32))
-
-    def difference(self, arrays: ArrayRecord, sent: NDArray[np.float32]) -> Tensor:
-        """`vector` of a record, minus what was `sent` (num_params,).
-
-        Raises:
-          MalformedMessage: see `vector`.
-        """
         named = self._named(arrays)
         found, start = np.empty(self.num_params, np.float32), 0
         for part in self.parts:
-            values = _values(named[part.name], part)
-            if values is not None:
+            # What counts is what the array holds: Flower's NumPyClient says nothing of shapes beside it.
+            shape = header_of(named[part.name], part.name)[0]
+            if shape != part.shape:
+                raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {shape}")
+            if part.learned:
                 where = slice(start, start := start + part.size)
+                values = shaped_floats_of(named[part.name], part.name).reshape(-1)
                 with np.errstate(over="ignore", invalid="ignore"):
                     # A wider reply is compared in its own precision; what is beyond float32 becomes infinite.
-                    np.subtract(values.reshape(-1), sent[where], out=found[where], casting="same_kind")
+                    np.subtract(values, sent[where], out=found[where], casting="same_kind")
         if not all_finite(found):
             raise MalformedMessage("an array holds NaN, infinity, or values beyond float32")
         return torch.from_numpy(found)
@@ -102,43 +104,24 @@ class ArrayLayout:
         return {name: arrays[number] for name, number in zip(wanted, numbers, strict=True)}
 
     def record(self, params: Tensor) -> ArrayRecord:
-        """The arrays with these parameters (num_params,), each in its own dtype."""
-        vector, start, found = params.detach().cpu().numpy(), 0, {}
+        """The arrays with these parameters (num_params,), each in its own dtype and range: what is sent is finite."""
+        vector, start, found = params.detach().cpu().numpy(), 0, dict(self.kept)
         for part in self.parts:
             if part.learned:
                 values = vector[start : start + part.size].reshape(part.shape)
                 start += part.size
-                found[part.name] = Array(_narrowed(values, part.dtype))
-            else:
-                found[part.name] = Array(self.kept[part.name])
-        return ArrayRecord(found)
+                if part.dtype == "float16":
+                    values = np.clip(values, -HALF, HALF)
+                found[part.name] = values.astype(part.dtype)
+        return ArrayRecord({part.name: Array(found[part.name]) for part in self.parts})
 
     def tensors(self, params: Tensor) -> dict[str, Tensor]:
         """The arrays with these parameters by name, each in its own dtype."""
         return {name: torch.from_numpy(np.array(array.numpy())) for name, array in self.record(params).items()}
 
-    def kept_tensors(self) -> dict[str, Tensor]:
-        """`kept` as tensors."""
-        return {name: torch.from_numpy(np.array(values)) for name, values in self.kept.items()}
-
     def described(self) -> str:
         """Names, shapes, dtypes and what is learned, as JSON: the same for two runs that may follow one another."""
         return json.dumps([asdict(part) for part in self.parts])
-
-
-def _narrowed(values: Floats, dtype: str) -> Floats:
-    """Parameters (any shape) in the dtype of their array, within its range: what is sent stays finite."""
-    largest = float(np.finfo(dtype).max)
-    return np.clip(values, -largest, largest).astype(dtype) if dtype == "float16" else values.astype(dtype)
-
-
-def _values(array: Array, part: ArrayPart) -> Floats | None:
-    """The values of a learned array; None of another one. What counts is what the array holds: Flower's NumPyClient
-    says nothing of shapes beside it."""
-    shape = header_of(array, part.name)[0]
-    if shape != part.shape:
-        raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {shape}")
-    return shaped_floats_of(array, part.name) if part.learned else None
 
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:
@@ -154,18 +137,14 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in values):
             raise ConfigError(f"frozen={pattern} fits no array; there are {', '.join(values)}")
-    parts = tuple(
-        ArrayPart(name, found.shape, str(found.dtype), _is_learned(name, found, frozen))
-        for name, found in values.items()
-    )
+    parts = []
+    for name, found in values.items():
+        fixed = any(fnmatchcase(name, pattern) for pattern in frozen)
+        parts.append(ArrayPart(name, found.shape, str(found.dtype), str(found.dtype) in FLOATS and not fixed))
     _refuse_statistics(parts)
     if not any(part.learned and part.size for part in parts):
         raise ConfigError("initial_arrays must hold an array of floats that is not frozen: nothing would be learned")
-    return ArrayLayout(parts, {part.name: values[part.name] for part in parts if not part.learned})
-
-
-def _is_learned(name: str, values: Values, frozen: Sequence[str]) -> bool:
-    return str(values.dtype) in FLOATS and not any(fnmatchcase(name, pattern) for pattern in frozen)
+    return ArrayLayout(tuple(parts), {part.name: values[part.name] for part in parts if not part.learned})
 
 
 def _initial(name: str, array: Array) -> Values:

@@ -1,4 +1,4 @@
-"""Somebody else's Flower app, made private: its settings, its arrays, and the run that drives its clients."""
+"""A run of somebody else's Flower app: its plan, the evaluation of its arrays, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,33 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
-from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-import discreet
 from discreet.data.examples import TaskShape
 from discreet.flower.array_layout import ArrayLayout
-from discreet.flower.flower_messages import FlowerMessages
-from discreet.flower.grid_transport import GridTransport
-from discreet.flower.masked_transport import MaskedTransport, SumTerms
-from discreet.flower.simulated_clients import set_up_simulation
-from discreet.flower.strategy_settings import Says, check_search
+from discreet.flower.strategy_settings import check_search
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.mechanisms.central_gaussian import count_stddev
-from discreet.protocol.messages import VirtualClient
 from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import check_noise
 from discreet.server.plan import Plan, plan_of, resolve_noise
 from discreet.server.resuming import same_settings
-from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
+from discreet.server.run_context import RunContext, open_run
 from discreet.server.run_folder import RunFolder, check_output, replace_file
 from discreet.server.session import check_secure
-from discreet.server.state import Outcome, State
-from discreet.server.training_run import OnRound, TrainingRun
+from discreet.server.state import State
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
-from discreet.settings.training import FLOWER_APP
 
 logger = logging.getLogger("discreet")
 
-TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
@@ -88,102 +79,43 @@ class ServerEvaluation:
             self.found[number] = metrics
         return evaluation_result(metrics)
 
-    def after(self, state: State) -> EvaluationResult:
-        """Of the model after a round."""
-        return self.of(state.round, self.layout.record(state.params))
+    def after(self, query: Query | None) -> Callable[[State], EvaluationResult]:
+        """Of the model after a round; says nothing if clients rate it instead."""
+        logger.info("metrics and numbers of examples that clients report are not read: they are not private")
+        if self.evaluate_fn is None and query is None:
+            logger.warning("%s", UNSEEN)
+        if query is not None:
+            nothing = unrated(query.names())
+            return lambda _: nothing
+        return lambda state: self.of(state.round, self.layout.record(state.params))
 
 
-@dataclass(frozen=True)
-class FlowerApp:
-    """Clients that have never heard of Discreet: they get arrays and a config, and return arrays.
-
-    Attributes:
-      config: of the run, but for the rounds and the timeout, which `start` gives.
-      frozen: patterns of the arrays that stay as they are.
-      arrays_key, config_key: of the records in a message.
-      metric: by which clients rate models, if they do.
-      on_round: gets the row of metrics.csv of each round; None if nobody wants it.
-      says: names settings in a message as the strategy's arguments.
-    """
-
-    config: Settings
-    frozen: tuple[str, ...] = ()
-    arrays_key: str = "arrays"
-    config_key: str = "config"
-    metric: str = ""
-    on_round: OnRound | None = None
-    says: Says = str
-
-    def opened(
-        self, asked: Settings, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
-    ) -> RunContext:
-        """The run whose configuration is `asked`, with its folder open. `evaluation` gets the layout and the loss that
-        the run started with."""
-        layout = evaluation.layout
-        plan = self._resolved(asked, layout.num_params, simulated=simulated)
-        folder = check_output(plan.output, resume=plan.resume)
-        resumed = _read_arrays(folder, layout) if plan.resume else None
-        check_noise(plan, lambda rounds: _plan(resolve_noise(replace(asked, rounds=rounds)), asked, layout.num_params))
-        evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
-        plan = plan if evaluation.loss is None else replace(plan, chance_loss=evaluation.loss)
-        run = open_run(plan, params=evaluation.layout.vector(arrays), simulated=simulated, held=held)
-        if resumed is None:
-            _write_arrays(run.folder, layout, evaluation.loss)
-        return replace(run, says=self.says)
-
-    def _resolved(self, asked: Settings, num_params: int, *, simulated: bool) -> Plan:
-        if not simulated:
-            check_secure(asked.seed)
-        if asked.resume:
-            return _plan(same_settings(asked), asked, num_params)
+def open_app(
+    asked: Settings, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
+) -> RunContext:
+    """The run whose settings are `asked`, with its folder open. `evaluation` gets the layout and the loss that the run
+    started with."""
+    if not simulated:
+        check_secure(asked.seed)
+    layout, num_params = evaluation.layout, evaluation.layout.num_params
+    if asked.resume:
+        plan = _plan(same_settings(asked), asked, num_params)
+    else:
         decided = resolve_noise(asked, Sizes(num_params))
         check_search(decided, count_stddev(client_settings(decided)))
-        return _plan(decided, asked, num_params)
-
-    def transport(
-        self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig | None, held: ExitStack
-    ) -> GridTransport | MaskedTransport:
-        """Asks the app's clients; under secure aggregation for masked vectors."""
-        plan, folder, told = run.plan, run.folder.path, train_config or ConfigRecord()
-        terms = SumTerms.of(plan)
-        masked = None if terms is None else (terms.run, self.frozen)
-        transport = GridTransport(
-            grid,
-            FlowerMessages(layout, told, self.arrays_key, self.config_key, self.metric, masked),
-            timeout=plan.round_timeout,
-            population_size=plan.run.user.population_size,
-            min_nodes=plan.min_nodes,
-            in_every_round=True,
-            says=self.says,
-        )
-        if terms is None:
-            return transport
-        if not isinstance(grid, InMemoryGrid):
-            return MaskedTransport(transport, terms)
-        ticket, numbers = set_up_simulation(plan.run, folder, held), dict[int, int]()
-
-        def virtual(node: int) -> VirtualClient:
-            return VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket)
-
-        return MaskedTransport(transport, terms, virtual)
-
-    def training(
-        self, run: RunContext, evaluation: ServerEvaluation, transport: GridTransport | MaskedTransport
-    ) -> TrainingRun:
-        """The rounds of the run."""
-        logger.info("metrics and numbers of examples that clients report are not read: they are not private")
-        query = run.plan.query
-        if evaluation.evaluate_fn is None and query is None:
-            logger.warning("%s", UNSEEN)
-        nothing = unrated(query.names()) if query else None
-        after = evaluation.after if nothing is None else lambda _: nothing
-        return TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round)
-
-    def close(self, run: RunContext, outcome: Outcome, layout: ArrayLayout) -> None:
-        """Writes what is left when the rounds are over."""
-        metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
-        close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
-        say_how_it_ended(run, outcome)
+        plan = _plan(decided, asked, num_params)
+    folder = check_output(plan.output, resume=plan.resume)
+    resumed = _read_arrays(folder, layout) if plan.resume else None
+    check_noise(plan, lambda rounds: _plan(resolve_noise(replace(asked, rounds=rounds)), asked, num_params))
+    evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
+    plan = plan if evaluation.loss is None else replace(plan, chance_loss=evaluation.loss)
+    run = open_run(plan, params=evaluation.layout.vector(arrays), simulated=simulated, held=held)
+    if resumed is None:
+        run.folder.arrays_path.parent.mkdir(exist_ok=True)
+        metadata = {"layout": layout.described(), "loss": json.dumps(evaluation.loss)}
+        kept = {name: torch.from_numpy(np.array(values)) for name, values in layout.kept.items()}
+        replace_file(run.folder.arrays_path, save(kept, metadata=metadata))
+    return run
 
 
 def _plan(decided: Settings, asked: Settings, num_params: int) -> Plan:
@@ -204,13 +136,6 @@ def refuse_evaluation(
             "evaluate_config must be left out: clients are not asked to evaluate, for what they would report is not "
             "private. Evaluate on data of the server's own by evaluate_fn"
         )
-
-
-def _write_arrays(folder: RunFolder, layout: ArrayLayout, loss: float | None) -> None:
-    """Writes what a resumed run needs beside its checkpoint: the arrays that stay, and the first loss."""
-    folder.arrays_path.parent.mkdir(exist_ok=True)
-    metadata = {"layout": layout.described(), "loss": json.dumps(loss)}
-    replace_file(folder.arrays_path, save(layout.kept_tensors(), metadata=metadata))
 
 
 def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import ArrayLayout
+from discreet.flower.grid_transport import RoundMessages
 from discreet.privacy.clipping import row_norms
 from discreet.protocol.masked_messages import ASKED, FROZEN
 from discreet.protocol.messages import (
@@ -18,12 +20,13 @@ from discreet.protocol.messages import (
     MalformedMessage,
     TrainReply,
     TrainRequest,
-    VirtualClient,
     Work,
     request_items,
 )
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import ConfigError
+
+TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 
 ROUND = "server-round"  # as Flower's own strategies say it to clients
 
@@ -43,102 +46,55 @@ class FlowerMessages:
     """
 
     layout: ArrayLayout
-    config: ConfigRecord | Callable[[int], ConfigRecord]
+    config: TrainConfig
     arrays_key: str = "arrays"
     config_key: str = "config"
     metric: str = "accuracy"
     masked: tuple[ClientSettings, tuple[str, ...]] | None = None
 
-    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> FlowerRound | FlowerRating:
-        """The messages of one round."""
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> RoundMessages:
+        """The messages of one round: training, or Flower's evaluate messages, by which clients rate a model."""
         arrays = self.layout.record(params)
         # What was sent, and not `params`: an array of float16 holds less.
         sent = self.layout.vector(arrays)
         given = self.config if isinstance(self.config, ConfigRecord) else self.config(number)
         if not isinstance(given, ConfigRecord):
             raise ConfigError(f"train_config must give a ConfigRecord for each round (got {given!r} for {number})")
-        config = ConfigRecord({**given, ROUND: number})
-        content = RecordDict({self.arrays_key: arrays, self.config_key: config})
+        content = RecordDict({self.arrays_key: arrays, self.config_key: ConfigRecord({**given, ROUND: number})})
         if self.masked is not None:
             run, frozen = self.masked
             content[ASKED] = ConfigRecord({**request_items(TrainRequest(number, clip_norm, run)), FROZEN: list(frozen)})
         if not work.trains:
-            return FlowerRating(number, content, self.metric)
-        return FlowerRound(number, content, self.layout, sent, clip_norm)
+            return RoundMessages(MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number))
+        return RoundMessages(
+            MessageType.TRAIN, self.layout.num_values, lambda _: content, partial(self._update, number, sent, clip_norm)
+        )
 
-
-@dataclass(frozen=True, eq=False)
-class FlowerRound:
-    """The messages of one round. `content` goes to everybody, `sent` (num_params,) is what it says of the parameters,
-    and `clip_norm` stays here: it decides the bits."""
-
-    number: int
-    content: RecordDict
-    layout: ArrayLayout
-    sent: Tensor
-    clip_norm: float
-
-    @property
-    def reply_size(self) -> int:
-        """The number of values in a reply."""
-        return self.layout.num_values
-
-    @property
-    def kind(self) -> str:
-        """Flower's type of the messages."""
-        return MessageType.TRAIN
-
-    def request(self, client: VirtualClient | None) -> RecordDict:
-        """The content of the message to a client."""
-        return self.content
-
-    def reply(self, content: RecordDict) -> TrainReply:
+    def _update(self, number: int, sent: Tensor, clip_norm: float, content: RecordDict) -> TrainReply:
         """The difference of what came back to what was sent, and its bit.
 
         Metrics, the number of examples and every further record are not looked at: they are not private.
-
-        Raises:
-          MalformedMessage: not exactly one record of arrays, or one that does not fit the layout.
         """
-        records = [record for record in content.values() if isinstance(record, ArrayRecord)]
-        if len(records) != 1:
-            raise MalformedMessage(f"the reply must hold one record of arrays (got {len(records)})")
-        update = self.layout.difference(records[0], self.sent.numpy())
+        update = self.layout.difference(only_arrays(content, "the reply"), sent.numpy())
         # The norm before any clipping: the bit says whether this client would have been clipped.
-        below = float(row_norms(update.unsqueeze(0))[0]) <= self.clip_norm
-        return TrainReply(self.number, update, below)
+        return TrainReply(number, update, float(row_norms(update.unsqueeze(0))[0]) <= clip_norm)
 
-
-@dataclass(frozen=True, eq=False)
-class FlowerRating:
-    """The messages to a cohort that rates a model: Flower's evaluate messages, answered with metrics."""
-
-    number: int
-    content: RecordDict
-    metric: str
-
-    @property
-    def reply_size(self) -> int:
-        """The number of values in a reply."""
-        return 1
-
-    @property
-    def kind(self) -> str:
-        """Flower's type of the messages."""
-        return MessageType.EVALUATE
-
-    def request(self, client: VirtualClient | None) -> RecordDict:
-        """The content of the message to a client."""
-        return self.content
-
-    def reply(self, content: RecordDict) -> TrainReply:
-        """The answer of a client with this accuracy. All else that it says is not looked at.
-
-        Raises:
-          MalformedMessage: the metric is missing or is no finite number.
-        """
+    def _rating(self, number: int, content: RecordDict) -> TrainReply:
+        """The answer of a client with this accuracy. All else that it says is not looked at."""
         records = [record for record in content.values() if isinstance(record, MetricRecord)]
         value = next((record[self.metric] for record in records if self.metric in record), None)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value})")
-        return TrainReply(self.number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))
+        return TrainReply(number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))
+
+
+def only_arrays(content: RecordDict, what: str) -> ArrayRecord:
+    """The one record of arrays of a content.
+
+    Raises:
+      MalformedMessage: there is another number of them.
+    """
+    records = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    if len(records) != 1:
+        raise MalformedMessage(f"{what} must hold one record of arrays (got {len(records)})")
+    return records[0]

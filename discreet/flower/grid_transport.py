@@ -35,41 +35,21 @@ POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a proc
 
 
 @dataclass(frozen=True)
-class VirtualClients:
-    """In a simulation: `num_clients` clients on however many nodes there are, and where they keep their ledger.
+class RoundMessages:
+    """The messages of a round to clients, and the reading of their replies.
 
-    Client c runs on the node c modulo the number of nodes, so that a node that is one client is the usual case, and a
-    simulation with fewer nodes still has the population that its configuration declares. `ticket`, `seed` and
-    `data_path` as `VirtualClient` has them.
+    Attributes:
+      kind: Flower's type of the messages.
+      reply_size: how many values a reply holds, at least 1: it limits the bytes of a reply, and how many are pulled at
+        once.
+      request: the content of a message; in a simulation of Discreet's own clients for the one to be.
+      reply: a reply, checked before anything is computed from it; raises MalformedMessage.
     """
 
-    num_clients: int
-    state_folder: str
-    ticket: str = ""
-    seed: int | None = None
-    data_path: str | None = None
-
-    def client(self, number: int) -> VirtualClient:
-        """The description of one virtual client in the request to it."""
-        return VirtualClient(number, self.state_folder, self.ticket, self.seed, self.data_path)
-
-
-class RoundMessages(Protocol):
-    """The messages of a round to clients, and the reading of their replies."""
-
-    @property
-    def reply_size(self) -> int:
-        """The number of values in a reply."""
-
-    @property
-    def kind(self) -> str:
-        """Flower's type of the messages."""
-
-    def request(self, client: VirtualClient | None) -> RecordDict:
-        """The content of a message; `client` is which one to be, in a simulation of Discreet's own clients."""
-
-    def reply(self, content: RecordDict) -> TrainReply:
-        """A reply, checked before anything is computed from it; MalformedMessage if it is not one."""
+    kind: str
+    reply_size: int
+    request: Callable[[VirtualClient | None], RecordDict]
+    reply: Callable[[RecordDict], TrainReply]
 
 
 class Messages(Protocol):
@@ -81,15 +61,7 @@ class Messages(Protocol):
 
 @dataclass(frozen=True)
 class Sending:
-    """The way that messages travel.
-
-    Attributes:
-      kind: Flower's type of the messages.
-      group: what their metadata says of their round.
-      reply_size: how many values a reply holds: it decides how many replies are asked for at once, and how large one
-        may be.
-      what: they are, in words.
-    """
+    """Flower's type of messages, the round in their metadata, the values in a reply, and what they are, in words."""
 
     kind: str
     group: str
@@ -102,22 +74,19 @@ class GridTransport:
     """Asks clients through Flower's grid, and yields replies as they arrive.
 
     Attributes:
-      grid: Flower's.
-      messages: what clients are asked, and how their replies are read.
       timeout: seconds until a round's deadline; who has not replied by then is `late`.
-      virtual: in a simulation; its workers are waited for too, since Ray takes long to start.
-      population_size: how many clients there are by declaration. One node is one client, so that no more may be
-        connected; virtual clients are as many as declared, on any number of nodes.
+      population_size: the declared number of clients. One node is one client, so that no more may be connected.
+      virtual: the clients of a simulation, where client c runs on node c modulo the number of nodes.
       min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
       in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
-      says: how a message calls the settings that it names.
+      says: names settings in a message.
     """
 
     grid: Grid
     messages: Messages
     timeout: float
     population_size: int
-    virtual: VirtualClients | None = None
+    virtual: Sequence[VirtualClient] = ()
     min_nodes: int = 1
     in_every_round: bool = False
     says: Callable[[str], str] = str
@@ -126,9 +95,9 @@ class GridTransport:
     def available_clients(self) -> Sequence[int]:
         """Virtual clients, or the connected nodes.
 
-        Before the first round it waits for `min_nodes`; later for one, since a round without anybody would spend
-        budget on nothing, and a node that is gone for good must not stop the others. While more nodes are connected
-        than clients are declared it waits too: one may be a client's second, and delta is for the declared number.
+        A later round waits for one node only: one without anybody would spend budget on nothing, and a node that is
+        gone for good must not stop the others. While more nodes are connected than clients are declared it waits too:
+        one may be a client's second, and delta is for the declared number.
 
         Raises:
           TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
@@ -141,7 +110,7 @@ class GridTransport:
                 if self.virtual and not self.nodes:
                     self._wait_for_workers(nodes[: os.cpu_count()])
                 self.nodes = nodes
-                return range(self.virtual.num_clients) if self.virtual else nodes
+                return range(len(self.virtual)) if self.virtual else nodes
             if len(nodes) > self.population_size and isinstance(self.grid, InMemoryGrid):
                 raise TimeoutError(fault)  # the nodes of a simulation never leave
             if len(nodes) != seen:
@@ -182,17 +151,22 @@ class GridTransport:
         asked = self.messages.of_round(round_number, params, clip_norm, work)
         contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
         what = f"round {round_number} to {len(cohort)} nodes, {params.numel()} parameters each"
-        sending = Sending(asked.kind, str(round_number), asked.reply_size, what)
-        for client, answer in self.exchange(contents, sending):
-            yield answer if isinstance(answer, Failure) else read_reply(answer, client, asked)
+        for client, answer in self.exchange(contents, Sending(asked.kind, str(round_number), asked.reply_size, what)):
+            if not isinstance(answer, Failure):
+                try:
+                    yield replace(asked.reply(answer), client=client)
+                    continue
+                except MalformedMessage as error:
+                    answer = Failure(client, "malformed", str(error))
+            yield answer
 
     def virtual_client(self, client: int) -> VirtualClient | None:
         """The virtual client that a message is for; None if it goes to a node."""
-        return self.virtual.client(client) if self.virtual else None
+        return self.virtual[client] if self.virtual else None
 
     def exchange(
         self, contents: Iterable[tuple[int, RecordDict]], sending: Sending, *, needed: Collection[int] | None = None
-    ) -> Iterator[tuple[int, Message | Failure]]:
+    ) -> Iterator[tuple[int, RecordDict | Failure]]:
         """Sends each client its content, and yields the replies as they come: until all are there, or the deadline.
 
         `needed`: the clients that are worth the wait; once they have answered, the others have as long again.
@@ -205,9 +179,9 @@ class GridTransport:
         for waited in looks(self.timeout):
             for number, reply in self._pull(list(waiting), sending.reply_size):
                 # Popped: a second reply to the same message is not counted again.
-                answered = waiting.pop(number, None)
-                if answered is not None:
-                    yield answered, replace(reply, client=answered) if isinstance(reply, Failure) else reply
+                client = waiting.pop(number, None)
+                if client is not None:
+                    yield client, replace(reply, client=client) if isinstance(reply, Failure) else read(reply, client)
             if not waiting:
                 return
             if needed is not None and enough == math.inf and not set(needed).intersection(waiting.values()):
@@ -224,27 +198,23 @@ class GridTransport:
         waiting: dict[str, int] = {}
         contents = iter(contents)
         while some := list(islice(contents, PUSH_AT_ONCE)):
-            for number, (client, _) in zip(self._pushed(some, sending), some, strict=True):
+            messages = []
+            for client, content in some:
+                node = self.nodes[client % len(self.nodes)] if self.virtual else client
+                messages.append(Message(content, node, sending.kind, ttl=self.timeout, group_id=sending.group))
+            numbers = list(self.grid.push_messages(messages))
+            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
+            if len(numbers) != len(messages):
+                raise MessagesTooLarge(
+                    f"the messages of {sending.what}, were refused as too large (HTTP 413): raise the limit of what "
+                    "stands before the SuperLink, or take a smaller model"
+                )
+            for number, (client, _) in zip(numbers, some, strict=True):
                 if number:
                     waiting[number] = client
                 else:
                     yield client, Failure(client, "error", "the SuperLink took no message for it: it has left")
         return waiting
-
-    def _pushed(self, contents: Sequence[tuple[int, RecordDict]], sending: Sending) -> Sequence[str | None]:
-        """The numbers of these messages; None for one that was not taken."""
-        messages = []
-        for client, content in contents:
-            node = self.nodes[client % len(self.nodes)] if self.virtual else client
-            messages.append(Message(content, node, sending.kind, ttl=self.timeout, group_id=sending.group))
-        numbers = list(self.grid.push_messages(messages))
-        if len(numbers) != len(messages):
-            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
-            raise MessagesTooLarge(
-                f"the messages of {sending.what}, were refused as too large (HTTP 413): raise the limit of what stands "
-                "before the SuperLink, or take a smaller model"
-            )
-        return numbers
 
     def _pull(self, numbers: Sequence[str], reply_size: int) -> Iterator[tuple[str, Message | Failure]]:
         """The replies that are there, with the numbers of what they reply to, by a few messages at a time: what is held
@@ -279,24 +249,12 @@ def pause_after(waited: float) -> float:
     return min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
 
 
-def read_reply(message: Message, client: int, asked: RoundMessages) -> TrainReply | Failure:
-    """A message from a client as a checked reply, or as the failure that it is."""
-    if message.has_error():
-        return failure_of(message, client)
-    try:
-        return replace(asked.reply(message.content), client=client)
-    except MalformedMessage as error:
-        return Failure(client, "malformed", str(error))
-
-
-def failure_of(message: Message, client: int) -> Failure:
-    """Reads an error that came in place of a reply."""
-    code = message.error.code
+def read(message: Message, client: int) -> RecordDict | Failure:
+    """The content of a reply, or the error that came in its place."""
+    if not message.has_error():
+        return message.content
+    code, lines = message.error.code, (message.error.reason or "").strip().splitlines()
     kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
-    return Failure(client, kind, _one_line(message.error.reason or ""))
-
-
-def _one_line(reason: str) -> str:
     # Written by a client, read on a terminal: only what can be printed, and not much of it.
-    lines = reason.strip().splitlines()
-    return "".join(character for character in lines[-1] if character.isprintable())[:300] if lines else ""
+    said = "".join(character for character in lines[-1] if character.isprintable())[:300] if lines else ""
+    return Failure(client, kind, said)

@@ -15,10 +15,10 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import MessageType, RecordDict
 from torch import Tensor
 
-from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending, failure_of
+from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending
 from discreet.flower.server_messages import read_masking_reply, read_member
 from discreet.masking.agreement import Abandoned
 from discreet.masking.server import Exchange, MaskingServer, Opened
@@ -37,24 +37,7 @@ logger = logging.getLogger("discreet")
 SMALL = 2**14  # values: what a reply holds that is no masked vector, at most
 FLOAT_BITS = 32
 
-
-@dataclass(frozen=True)
-class SumTerms:
-    """The constants of a run's masked sums.
-
-    Attributes:
-      vector: what is added up.
-      run: what the run asks of nodes. With the last round that it plans no keys for a next one are made.
-    """
-
-    vector: SecureSum
-    run: ClientSettings
-
-    @classmethod
-    def of(cls, plan: Plan) -> SumTerms | None:
-        """Of a run; None if its server reads replies."""
-        mechanism = masked_mechanism(plan.run)
-        return None if mechanism is None else cls(mechanism.sum(plan.sizes), plan.run)
+Missing = dict[int, Failure]
 
 
 @dataclass
@@ -63,16 +46,18 @@ class MaskedTransport:
 
     Attributes:
       asking: knows the nodes, what they are asked to do, and the deadline of an exchange.
-      sums: of this run.
-      virtual: which client of a simulation one is to be; None for what `asking` says.
+      vector: what is added up.
+      run: what the run asks of nodes. With the last round that it plans no keys for a next one are made.
+      virtual: which client of a simulation one is to be; gives None in a real federation.
       members_of: by client, who each one says that it is.
       number: of the masked sum that comes next. A server that starts anew draws another name for its run, so that
         nothing of before can be asked for: a sum that was not opened stays so.
     """
 
     asking: GridTransport
-    sums: SumTerms
-    virtual: Callable[[int], VirtualClient] | None = None
+    vector: SecureSum
+    run: ClientSettings
+    virtual: Callable[[int], VirtualClient | None]
     members_of: dict[int, Member] = field(default_factory=dict)
     number: int = 1
     makes_sums: ClassVar[bool] = True
@@ -80,7 +65,7 @@ class MaskedTransport:
     _told: bool = field(default=False, repr=False)
 
     def available_clients(self) -> Sequence[int]:
-        """See `GridTransport.available_clients`."""
+        """As `GridTransport.available_clients`."""
         return self.asking.available_clients()
 
     def ask(
@@ -93,90 +78,82 @@ class MaskedTransport:
           MessagesTooLarge: see `GridTransport.exchange`.
         """
         asked = self.asking.messages.of_round(round_number, params, clip_norm, work)
-        group, missing = str(round_number), dict[int, Failure]()
-        self._meet(cohort, group, missing)
-        then = self.number + 1 if work.trains and round_number < self.sums.run.rounds else None
-        said = asked_bytes(TrainRequest(round_number, clip_norm, self.sums.run, work=work))
-        exchange, alive = self._masking(group).begin(self.number, then=then, asked=said), 0
+        missing, alive = Missing(), 0
+        self._meet(cohort, str(round_number), missing)
+        then = self.number + 1 if work.trains and round_number < self.run.rounds else None
+        said = asked_bytes(TrainRequest(round_number, clip_norm, self.run, work=work))
+        exchange = self._masking().begin(self.number, then=then, asked=said)
         while exchange.stage is not Stage.UNMASK:
-            masked = exchange.stage is Stage.MASKED
-            taken = self._send(exchange, asked if masked else None, cohort=cohort, missing=missing)
-            alive = taken if masked else alive
-            exchange = self._next(exchange, missing)
+            if exchange.stage is Stage.MASKED:
+                alive = self._send(exchange, asked, cohort=cohort, missing=missing)
+            else:
+                self._send(exchange, None, cohort=cohort, missing=missing)
+            following = _closed(exchange, missing)
+            assert isinstance(following, Exchange)
+            exchange = following
         yield from [failure for client, failure in missing.items() if client in set(cohort)]
         yield UnopenedSum(partial(self._open, exchange, cohort, missing), alive)
 
-    def _open(self, exchange: Exchange, cohort: Sequence[int], missing: dict[int, Failure]) -> Tensor:
+    def _open(self, exchange: Exchange, cohort: Sequence[int], missing: Missing) -> Tensor:
         """The shares of who is left, and what they open. Whatever comes of it, this sum's number is used up."""
         self.number += 1
         self._send(exchange, None, cohort=cohort, missing=missing)
-        opened = self._close(exchange, missing)
+        opened = _closed(exchange, missing)
         assert isinstance(opened, Opened)
-        return self.sums.vector.centred(torch.from_numpy(opened.total))
+        return self.vector.centred(torch.from_numpy(opened.total))
 
-    def _next(self, exchange: Exchange, missing: Mapping[int, Failure]) -> Exchange:
-        closed = self._close(exchange, missing)
-        assert isinstance(closed, Exchange)
-        return closed
-
-    def _close(self, exchange: Exchange, missing: Mapping[int, Failure]) -> Exchange | Opened:
-        try:
-            return exchange.close()
-        except Abandoned as error:
-            raise RoundAbandoned(str(error), tuple(missing.values())) from error
-
-    def _masking(self, group: str) -> MaskingServer:
+    def _masking(self) -> MaskingServer:
         """The server's side of all sums of this run, made when the names of all nodes are known."""
         if self._server is None:
             lists = {member.peers for member in self.members_of.values()}
+            if not lists:
+                raise RoundAbandoned("no node has said who it is")
             if len(lists) != 1:
-                raise RoundAbandoned(
-                    f"the nodes have {len(lists)} different lists of peers: give all of them the same"
-                    if lists
-                    else "no node has said who it is"
-                )
-            terms = terms_of(secrets.token_hex(16), self.sums.run, self.sums.vector)
-            self._server = MaskingServer(terms, lists.pop())
+                raise RoundAbandoned(f"the nodes have {len(lists)} different lists of peers: give all of them the same")
+            self._server = MaskingServer(terms_of(secrets.token_hex(16), self.run, self.vector), lists.pop())
         return self._server
 
-    def _meet(self, cohort: Sequence[int], group: str, missing: dict[int, Failure]) -> None:
+    def _meet(self, cohort: Sequence[int], group: str, missing: Missing) -> None:
         """Asks clients that are not known yet who they are."""
         new = [client for client in cohort if client not in self.members_of]
-        record = {client: masking_record(WHO, self._virtual_client(client)) for client in new}
-        contents = ((client, RecordDict({MASKING: record[client]})) for client in new)
-        for client, reply in self._replies(
-            contents, Sending(MessageType.TRAIN, group, SMALL, "who nodes are"), missing
-        ):
+        contents = ((client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))})) for client in new)
+        for client, reply in self.asking.exchange(contents, Sending(MessageType.TRAIN, group, SMALL, "who nodes are")):
             try:
-                member = read_member(reply.content)
-                self._check_member(member)
-                self.members_of[client] = member
+                if isinstance(reply, Failure):
+                    missing[client] = reply
+                else:
+                    self.members_of[client] = self._checked(read_member(reply))
             except MalformedMessage as error:
                 missing[client] = Failure(client, "malformed", str(error))
 
-    def _check_member(self, member: Member) -> None:
-        nodes = self.sums.vector.nodes
+    def _checked(self, member: Member) -> Member:
+        nodes = self.vector.nodes
         if len(member.peers) != nodes:
             raise MalformedMessage(f"{member.name!r} has a list of {len(member.peers)} peers, of {nodes} nodes")
         if member.name in {other.name for other in self.members_of.values()}:
             raise MalformedMessage(f"{member.name!r} is the name of another node, too")
+        return member
 
-    def _send(
-        self, exchange: Exchange, asked: RoundMessages | None, *, cohort: Sequence[int], missing: dict[int, Failure]
-    ) -> int:
+    def _send(self, exchange: Exchange, asked: RoundMessages | None, *, cohort: Sequence[int], missing: Missing) -> int:
         """One exchange with the clients that are there; how many replies were taken.
 
         Who is asked for the next round's keys alone is not waited for longer than the others.
         """
         clients = {self.members_of[client].name: client for client in cohort if client in self.members_of}
+        names = {client: name for name, client in clients.items()}
         requests = {clients[name]: each for name, each in exchange.requests.items() if name in clients}
         needed = [client for client, each in requests.items() if exchange.round in _rounds_of(each)]
         messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
-        sending = self._sending(exchange, asked, len(requests))
-        taken, names = 0, {client: name for name, client in clients.items()}
-        for client, reply in self._replies(messages, sending, missing, needed=needed):
+        what = f"the stage {exchange.stage.name} to {len(requests)} nodes, {self.vector.num_params} parameters each"
+        size = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
+        sending = Sending(MessageType.TRAIN if asked is None else asked.kind, str(exchange.round), size, what)
+        taken = 0
+        for client, reply in self.asking.exchange(messages, sending, needed=needed):
             try:
-                answer = read_masking_reply(reply.content)
+                if isinstance(reply, Failure):
+                    missing[client] = reply
+                    continue
+                answer = read_masking_reply(reply)
                 exchange.take(names[client], answer)
                 taken += 1
                 if asked is not None:
@@ -185,45 +162,37 @@ class MaskedTransport:
                 missing[client] = Failure(client, "malformed", str(error))
         return taken
 
-    def _sending(self, exchange: Exchange, asked: RoundMessages | None, count: int) -> Sending:
-        vector = self.sums.vector
-        what = f"the stage {exchange.stage.name} to {count} nodes, {vector.num_params} parameters each"
-        size = SMALL if asked is None else vector.length * vector.bits // FLOAT_BITS + SMALL
-        return Sending(MessageType.TRAIN if asked is None else asked.kind, str(exchange.round), size, what)
-
-    def _virtual_client(self, client: int) -> VirtualClient | None:
-        return self.virtual(client) if self.virtual is not None else self.asking.virtual_client(client)
-
     def _content(self, request: bytes, client: int, asked: RoundMessages | None) -> RecordDict:
-        virtual = self._virtual_client(client)
+        virtual = self.virtual(client)
         content = RecordDict() if asked is None else asked.request(virtual)
         return RecordDict({**content, MASKING: masking_record(request, virtual)})
-
-    def _replies(
-        self,
-        messages: Iterator[tuple[int, RecordDict]],
-        sending: Sending,
-        missing: dict[int, Failure],
-        needed: Sequence[int] | None = None,
-    ) -> Iterator[tuple[int, Message]]:
-        """Replies with content; who gave none is missing."""
-        for client, reply in self.asking.exchange(messages, sending, needed=needed):
-            if isinstance(reply, Failure):
-                missing[client] = reply
-            elif reply.has_error():
-                missing[client] = failure_of(reply, client)
-            else:
-                yield client, reply
 
     def _tell(self, size: int) -> None:
         """Says once how many bytes a masked vector takes."""
         if not self._told:
             self._told = True
-            vector = self.sums.vector
             logger.info(
                 "a masked vector is %d bytes: %d values modulo 2^%d, %.2f bits each on the wire",
-                *(size, vector.length, vector.bits, 8 * size / vector.length),
+                *(size, self.vector.length, self.vector.bits, 8 * size / self.vector.length),
             )
+
+
+def transport_of(
+    plan: Plan, asking: GridTransport, virtual: Callable[[int], VirtualClient | None] | None = None
+) -> GridTransport | MaskedTransport:
+    """The transport of a run: `asking`, or one whose server reads masked sums alone. `virtual` says which client of a
+    simulation one is to be; None: `asking` does."""
+    mechanism = masked_mechanism(plan.run)
+    if mechanism is None:
+        return asking
+    return MaskedTransport(asking, mechanism.sum(plan.sizes), plan.run, virtual or asking.virtual_client)
+
+
+def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Exchange | Opened:
+    try:
+        return exchange.close()
+    except Abandoned as error:
+        raise RoundAbandoned(str(error), tuple(missing.values())) from error
 
 
 def _rounds_of(request: bytes) -> set[int]:

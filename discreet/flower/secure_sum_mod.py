@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import layout_of
+from discreet.flower.flower_messages import only_arrays
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
@@ -64,7 +65,7 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     items: dict[str, object] = dict(asked)
     frozen = items.pop(FROZEN, None)
     request = request_of(items)
-    arrays = _only_arrays(content)
+    arrays = only_arrays(content, "the message")
     layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
     params, data_owner = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
     accounts = accounts_of(request.run, virtual, context.node_config)
@@ -79,17 +80,10 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
             raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
         # The number of examples is the app's own matter, and at user level nothing depends on it.
         admit_one(request, data_owner, 0, accounts=accounts, policy=policy)
-        trained = _only_arrays(call_next(message, context).content)
+        trained = only_arrays(call_next(message, context).content, "the app's reply")
         update = layout.difference(trained, params.numpy().astype(np.float32))
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
         values = Values(clipped[0], bool(norms[0] <= request.clip_norm))
         return noised_vector(sums, values, request, secure_source())
 
     return MaskedWork(request, Sizes(layout.num_params), accounts, policy, data_owner, work)
-
-
-def _only_arrays(content: RecordDict) -> ArrayRecord:
-    found = [record for record in content.values() if isinstance(record, ArrayRecord)]
-    if len(found) != 1:
-        raise MalformedMessage(f"the message and the app's reply must hold one record of arrays (got {len(found)})")
-    return found[0]

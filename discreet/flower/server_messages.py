@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, Recor
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.flower.grid_transport import RoundMessages
 from discreet.protocol.masked_messages import MASKING, MASKING_REPLY, NAME, PEERS, Member
 from discreet.protocol.messages import (
     ANSWER,
@@ -24,7 +26,6 @@ from discreet.protocol.messages import (
     MalformedMessage,
     TrainReply,
     TrainRequest,
-    VirtualClient,
     Work,
     array_of,
     floats_of,
@@ -37,48 +38,31 @@ PIECE = 2**16
 
 @dataclass(frozen=True)
 class OwnMessages:
-    """The messages to clients of Discreet. `run` is what the run asks of them, the same in every round; `lengths` says
-    of how many numbers the answer to a query is, by its name; `frozen` is the digest of the model's frozen values."""
+    """The messages to clients of Discreet, which answer queries as they train.
+
+    Attributes:
+      run: what the run asks of them, the same in every round.
+      lengths: of the answer to a query, by its name.
+      frozen: the digest of the model's frozen values.
+    """
 
     run: ClientSettings
     lengths: Mapping[str, int] = field(default_factory=dict)
     frozen: str | None = None
 
-    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> OwnRound:
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> RoundMessages:
         """The messages of one round; the parameters are encoded once."""
-        asked = TrainRequest(number, clip_norm, self.run, work=work, frozen=self.frozen)
-        sizes = params.numel() if work.trains else 0, self.lengths[work.query] if work.query else 0
-        return OwnRound(asked, parameters_record(params), *sizes)
-
-
-@dataclass(frozen=True, eq=False)
-class OwnRound:
-    """The messages of one round to clients of Discreet: `asked` of each of them, and of how many values an update and
-    an answer are."""
-
-    asked: TrainRequest
-    parameters: ArrayRecord
-    update_size: int
-    answer_size: int
-
-    @property
-    def reply_size(self) -> int:
-        """The number of values in a reply, at least 1."""
-        return max(1, self.update_size + self.answer_size)
-
-    @property
-    def kind(self) -> str:
-        """Flower's type of the messages: Discreet's clients answer queries as they train."""
-        return MessageType.TRAIN
-
-    def request(self, client: VirtualClient | None) -> RecordDict:
-        """The content of the message to a client; in a simulation with the client to be."""
-        return encode_request(replace(self.asked, virtual=client), self.parameters)
-
-    def reply(self, content: RecordDict) -> TrainReply:
-        """See `decode_reply`."""
-        sizes = {"num_params": self.update_size, "answer_size": self.answer_size}
-        return decode_reply(content, round_number=self.asked.round, **sizes)
+        asked, parameters = (
+            TrainRequest(number, clip_norm, self.run, work=work, frozen=self.frozen),
+            parameters_record(params),
+        )
+        num_params, answer_size = params.numel() if work.trains else 0, self.lengths[work.query] if work.query else 0
+        return RoundMessages(
+            MessageType.TRAIN,
+            max(1, num_params + answer_size),
+            request=lambda client: encode_request(replace(asked, virtual=client), parameters),
+            reply=partial(decode_reply, round_number=number, num_params=num_params, answer_size=answer_size),
+        )
 
 
 def parameters_record(params: Tensor) -> ArrayRecord:
@@ -107,17 +91,14 @@ def decode_reply(content: RecordDict, *, round_number: int, num_params: int, ans
     below = numbers.get("below")
     if not isinstance(below, int) or below not in (0, 1):
         raise MalformedMessage(f"the bit must be 0 or 1 (got {below})")
-    update = _vector(arrays, UPDATE, num_params)
-    answer = _answer(content, answer_size) if answer_size else None
+    update, answer = _vector(arrays, UPDATE, num_params), None
+    if answer_size:
+        answered = content.get(ANSWER)
+        if not isinstance(answered, ArrayRecord) or list(answered) != [ANSWER]:
+            raise MalformedMessage("the reply does not hold the answer to what was asked")
+        answer = _vector(answered, ANSWER, answer_size)
     spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
     return TrainReply(round_number, update, bool(below), *spent, answer=answer)
-
-
-def _answer(content: RecordDict, size: int) -> Tensor:
-    arrays = content.get(ANSWER)
-    if not isinstance(arrays, ArrayRecord) or list(arrays) != [ANSWER]:
-        raise MalformedMessage("the reply does not hold the answer to what was asked")
-    return _vector(arrays, ANSWER, size)
 
 
 def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
@@ -132,11 +113,7 @@ def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
 
 
 def read_masking_reply(content: RecordDict) -> bytes:
-    """A node's answer to a masking request: what `masked_messages.reply_content` wrote.
-
-    Raises:
-      MalformedMessage: it holds something else.
-    """
+    """A node's answer to a masking request, or MalformedMessage: what `masked_messages.reply_content` wrote."""
     record = content.get(MASKING)
     reply = record.get(MASKING_REPLY) if isinstance(record, ConfigRecord) and len(record) == 1 else None
     if len(content) != 1 or not isinstance(reply, bytes):
@@ -145,7 +122,7 @@ def read_masking_reply(content: RecordDict) -> bytes:
 
 
 def read_member(content: RecordDict) -> Member:
-    """Reads the node that answers and its peers, as `masked_messages.member_content` wrote them.
+    """The node that answers and its peers, as `masked_messages.member_content` wrote them.
 
     Raises:
       MalformedMessage: it holds something else, or a name that is not among the peers.

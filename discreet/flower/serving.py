@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from flwr.app import Context
@@ -16,13 +16,14 @@ from flwr.superlink.grid import InMemoryGrid
 
 from discreet.evaluation.asked_data import answers_by, normalised, written_statistics
 from discreet.evaluation.private_statistics import data_query
-from discreet.flower.grid_transport import GridTransport, VirtualClients
-from discreet.flower.masked_transport import MaskedTransport, SumTerms
+from discreet.flower.grid_transport import GridTransport
+from discreet.flower.masked_transport import transport_of
 from discreet.flower.server_messages import OwnMessages
 from discreet.flower.simulated_clients import set_up_simulation
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.models.models import frozen_digest
+from discreet.protocol.messages import VirtualClient
 from discreet.protocol.run_end import end_run
 from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
 from discreet.server.resuming import run_config
@@ -32,7 +33,6 @@ from discreet.server.run_plan import answers_of
 from discreet.server.session import Session, check_secure, finish, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
-from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
@@ -41,8 +41,6 @@ logger = logging.getLogger("discreet")
 Strategy = Callable[[Session, Transport], TrainingRun]
 
 OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
-# End a run with one line, not with a traceback. Of the system: no time is left, a message is too large, a disk is full.
-ENDS = (ConfigError, LedgerError, OSError)
 
 
 def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
@@ -68,7 +66,7 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
         config = config_of(context, bundle=bundle)
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config, strategy=strategy)
-    except ENDS as error:
+    except (ConfigError, LedgerError, OSError) as error:  # of the system: no time is left, a full disk, a large message
         end_run(grid, error)
 
 
@@ -101,27 +99,22 @@ def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
         check_secure(config.seed)
     with ExitStack() as held:
         session = prepare(config, simulated=simulated, held=held)
-        virtual = _virtual(session, held) if simulated else None
-        transport = _transport(grid, session, virtual)
+        transport = _transport(grid, session, held)
         with interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
             if config.statistics.only:
                 ask_and_end(session, transport)
                 return
             session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
             transport.messages = _messages(session)
-            with _metrics(session):
-                finish(session, strategy(session, _masked(session, transport)).run())
+            finish(session, strategy(session, transport_of(session.plan, transport)).run())
 
 
-def _virtual(session: Session, held: ExitStack) -> VirtualClients:
-    """The clients of a simulation, whose processes find their ticket as long as `held` is open."""
-    plan, folder = session.plan, session.folder.path
-    ticket = set_up_simulation(plan.run, folder, held)
-    return VirtualClients(plan.run.data.num_clients, str(folder), ticket, plan.seed, plan.data_path)
-
-
-def _transport(grid: Grid, session: Session, virtual: VirtualClients | None) -> GridTransport:
-    plan = session.plan
+def _transport(grid: Grid, session: Session, held: ExitStack) -> GridTransport:
+    """Asks nodes; in a simulation virtual clients, whose processes find their ticket as long as `held` is open."""
+    plan, folder, virtual = session.plan, session.folder.path, list[VirtualClient]()
+    if isinstance(grid, InMemoryGrid):
+        asked = (str(folder), set_up_simulation(plan.run, folder, held), plan.seed, plan.data_path)
+        virtual = [VirtualClient(number, *asked) for number in range(plan.run.data.num_clients)]
     return GridTransport(
         grid,
         _messages(session),
@@ -150,23 +143,3 @@ def ask_and_end(session: Session, transport: Transport) -> None:
     folder.write_config({**plan.written, "statistics": {**plan.written["statistics"], "only": False}})
     done = state_of(folder) == "finished"
     change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
-
-
-def _masked(session: Session, transport: GridTransport) -> GridTransport | MaskedTransport:
-    """The transport of a run whose server reads masked sums alone, if it is one."""
-    terms = SumTerms.of(session.plan)
-    return transport if terms is None else MaskedTransport(transport, terms)
-
-
-def _metrics(session: Session) -> AbstractContextManager[int | None]:
-    operations, plan = session.plan.operations, session.plan
-    # An account's budget is of all runs, where the gauge beside it is of one.
-    budget = plan.run.user.max_epsilon if plan.account is None else None
-    if operations.metrics_port is None:
-        return nullcontext()
-    require("prometheus_client", extra="deployment", why="operations.metrics_port")
-    from discreet.server.telemetry import serving_metrics
-
-    return serving_metrics(
-        session.folder.path, port=operations.metrics_port, host=operations.metrics_host, budget=budget
-    )

@@ -14,8 +14,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.flower.array_layout import layout_of
-from discreet.flower.flower_app import EvaluateFn, FlowerApp, ServerEvaluation, TrainConfig, refuse_evaluation
+import discreet
+from discreet.flower.array_layout import ArrayLayout, layout_of
+from discreet.flower.flower_app import EvaluateFn, ServerEvaluation, open_app, refuse_evaluation
+from discreet.flower.flower_messages import FlowerMessages, TrainConfig
+from discreet.flower.grid_transport import GridTransport
+from discreet.flower.masked_transport import MaskedTransport, transport_of
+from discreet.flower.simulated_clients import set_up_simulation
 from discreet.flower.strategy_settings import (
     CentralGaussian,
     PrivateEvaluation,
@@ -24,11 +29,14 @@ from discreet.flower.strategy_settings import (
     said_of,
 )
 from discreet.logs import log_to
-from discreet.server.run_context import interruptible
+from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.protocol.messages import VirtualClient
+from discreet.server.run_context import RunContext, close_run, interruptible, say_how_it_ended
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.state import Outcome
-from discreet.server.training_run import OnRound
+from discreet.server.training_run import OnRound, TrainingRun
 from discreet.settings.rules import ConfigError
+from discreet.settings.training import FLOWER_APP
 
 logger = logging.getLogger("discreet")
 
@@ -125,9 +133,10 @@ class DPFedAvg(Strategy):
         says = said_of(mechanism)
         with said_in_arguments(says):
             config = flower_settings(given)
-        patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
-        metric = private_evaluation.metric if private_evaluation else ""
-        self.app = FlowerApp(config, patterns, arrayrecord_key, configrecord_key, metric, on_round, says)
+        self.config, self.says, self.on_round = config, says, on_round
+        self.frozen = (frozen,) if isinstance(frozen, str) else tuple(frozen)
+        self.keys = {"arrays_key": arrayrecord_key, "config_key": configrecord_key}
+        self.metric = private_evaluation.metric if private_evaluation else ""
         self.outcome: Outcome | None = None
 
     def summary(self) -> None:
@@ -165,23 +174,48 @@ class DPFedAvg(Strategy):
         """
         self._refuse_overrides()
         _make_log_visible()
-        app, simulated, result = self.app, isinstance(grid, InMemoryGrid), Result()
+        simulated, result = isinstance(grid, InMemoryGrid), Result()
         with ExitStack() as held:
-            with said_in_arguments(app.says):
-                refuse_evaluation(initial_arrays, evaluate_config, evaluate_fn, private=app.config.evaluation.private)
-                server = replace(app.config.server, round_timeout=timeout)
-                asked = replace(app.config, rounds=num_rounds, server=server)
-                evaluation = ServerEvaluation(evaluate_fn, layout_of(initial_arrays, frozen=app.frozen))
-                run = app.opened(asked, initial_arrays, evaluation, simulated=simulated, held=held)
-            transport = app.transport(grid, run, evaluation.layout, train_config, held)
-            training = app.training(run, evaluation, transport)
+            with said_in_arguments(self.says):
+                refuse_evaluation(initial_arrays, evaluate_config, evaluate_fn, private=self.config.evaluation.private)
+                server = replace(self.config.server, round_timeout=timeout)
+                asked = replace(self.config, rounds=num_rounds, server=server)
+                evaluation = ServerEvaluation(evaluate_fn, layout_of(initial_arrays, frozen=self.frozen))
+                run = open_app(asked, initial_arrays, evaluation, simulated=simulated, held=held)
+            layout, run = evaluation.layout, replace(run, says=self.says)
+            transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
+            after = evaluation.after(run.plan.query)
             with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
-                outcome = training.run()
-                app.close(run, outcome, evaluation.layout)
+                outcome = TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round).run()
+                metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
+                close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
+                say_how_it_ended(run, outcome)
         self.outcome = outcome
-        result.arrays = evaluation.layout.record(outcome.model.params)
+        result.arrays = layout.record(outcome.model.params)
         result.evaluate_metrics_serverapp.update(evaluation.found)
         return result
+
+    def _transport(
+        self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig, held: ExitStack
+    ) -> GridTransport | MaskedTransport:
+        """Asks the app's clients; under secure aggregation for masked vectors."""
+        plan, folder = run.plan, run.folder.path
+        masked = None if masked_mechanism(plan.run) is None else (plan.run, self.frozen)
+        transport = GridTransport(
+            grid,
+            FlowerMessages(layout, train_config, metric=self.metric, masked=masked, **self.keys),
+            timeout=plan.round_timeout,
+            population_size=plan.run.user.population_size,
+            min_nodes=plan.min_nodes,
+            in_every_round=True,
+            says=self.says,
+        )
+        if masked is None or not isinstance(grid, InMemoryGrid):
+            return transport_of(plan, transport)
+        ticket, numbers = set_up_simulation(plan.run, folder, held), dict[int, int]()
+        return transport_of(
+            plan, transport, lambda node: VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket)
+        )
 
     def _refuse_overrides(self) -> None:
         """Raises ConfigError if a part of a round was replaced, by a subclass or on the object: nobody would call it,

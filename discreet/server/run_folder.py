@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG, ASKED, STATUS, ACCOUNT, BEST = "config.yaml", "asked.yaml", "status.json", "account", "best.safetensors"
+# Settings of earlier versions, in sections of config.yaml.
+GONE = (("", "tracking"), ("", "tracking_uri"), ("operations", "metrics_port"), ("operations", "metrics_host"))
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 TENSORS = ("params", "velocity", "second_moment")  # of a checkpoint; older ones have no second moment
 LOCK_SECONDS = 30.0
@@ -143,8 +145,8 @@ class RunFolder:
             settings = OmegaConf.create(path.read_text())
             if not isinstance(settings, DictConfig):
                 raise ConfigError("it holds no settings")
-            for gone in ("tracking", "tracking_uri"):
-                settings.pop(gone, None)  # of an earlier version
+            for group, name in GONE:
+                (settings.get(group, {}) if group else settings).pop(name, None)
             return parse_config(settings)
         except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error

@@ -73,8 +73,6 @@ class OperationsConfig:
     """
 
     log_format: Annotated[str, one_of(*LOG_FORMATS)] = "text"
-    metrics_port: Annotated[int, within(1, 65535)] | None = None
-    metrics_host: Annotated[str, Rule("a host name or address", bool)] = "127.0.0.1"
     predictions: bool = False
 
 

@@ -124,13 +124,19 @@ def carrying(name: str, value: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def end_carrying(name: str, value: str, *numbers: signal.Signals) -> None:
+    """Ends what `carrying` finds, and what that starts meanwhile, by the next signal if one was not enough."""
+    for number in numbers:
+        deadline = time.monotonic() + END_SECONDS
+        while (left := carrying(name, value)) and time.monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(LOOK_SECONDS)
+
+
 def _remove(folder: Path) -> None:
-    deadline = time.monotonic() + END_SECONDS
-    while (left := carrying(SCRATCH, str(folder))) and time.monotonic() < deadline:  # also what they start meanwhile
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(LOOK_SECONDS)
+    end_carrying(SCRATCH, str(folder), signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -9,12 +9,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, write_connection
+from discreet.deployment.flower_home import (
+    CONNECTION,
+    flower_environment,
+    free_port,
+    start,
+    wait_until,
+    write_connection,
+)
 from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.healthy import healthy
-from discreet.deployment.local_federation import START_SECONDS, wait_until
+from discreet.deployment.local_federation import START_SECONDS
 from discreet.server.run_folder import RunFolder
-from discreet.simulation.processes import scratch_folder, tied
+from discreet.simulation.processes import scratch_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
@@ -54,14 +61,13 @@ def run_with_processes(app: Path, folder: Path, *, nodes: int, config: str) -> s
 @contextmanager
 def _process(folder: Path, home: Path, name: str, words: list[str]) -> Iterator[None]:
     """One of Flower's processes, until the block ends."""
-    command = tied([f"flower-{name.split('-')[0]}", *words])
-    with (folder / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=flower_environment(home), stdout=log, stderr=log)
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait()
+    command, environment = [f"flower-{name.split('-')[0]}", *words], flower_environment(home)
+    process = start(command, folder / f"{name}.log", folder=folder, environment=environment)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _run(app: Path, home: Path, address: str, *words: str) -> str:

@@ -22,8 +22,7 @@ from flwr.cli.build import build_fab_from_disk, get_fab_filename
 
 from discreet.deployment.approve import main as approve
 from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
-from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, write_connection
-from discreet.deployment.local_federation import wait_until
+from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, wait_until, write_connection
 from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import Message
 
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
-from discreet.deployment.flower_home import CONNECTION, free_port
-from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation, wait_until
+from discreet.deployment.flower_home import CONNECTION, free_port, wait_until
+from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 
 pytestmark = pytest.mark.slow

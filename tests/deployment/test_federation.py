@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from discreet.cli.status import status_lines
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation, wait_until
+from discreet.deployment.flower_home import wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.nodes import share_of
 from discreet.server.run_folder import RunFolder, read_status

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from types import ModuleType
 
 import pytest
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore import sql_mixin
 from flwr.supercore.object_store import sql_object_store
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema import linkstate_models
 from flwr.superlink.servicer.control import control_handlers
 from flwr.supernode import start_client_internal
@@ -22,6 +17,7 @@ from discreet.deployment.flower_fixes import (
     NAMES,
     SWITCH,
     VERSIONS,
+    Fix,
     commands,
     failed_runs,
     fix_of,
@@ -34,51 +30,44 @@ from discreet.deployment.flower_fixes import (
 )
 from tests.conftest import REPOSITORY
 
-PLACES = (
-    *((SqlLinkState, "delete_messages"), (SqlLinkState, "start_session"), (control_handlers, "_stream_logs")),
-    *((SqlObjectStore, "put"), (SqlObjectStore, "get"), (NodeAuthHttpInterceptor, "intercept")),
-    *((start_client_internal, "_push_messages"), (start_client_internal, "time"), (sql_mixin, "SQLITE_PRAGMAS")),
-)
-# The module of a replacement, and what of Flower's it changes.
-FIXES: dict[str, tuple[ModuleType, Callable[[], object]]] = {
-    "database": (small_superlink, lambda: sql_mixin.SQLITE_PRAGMAS),  # type: ignore[attr-defined]
-    "content_garbage": (small_superlink, lambda: (SqlObjectStore.put, SqlObjectStore.get)),
-    "unread_messages": (unread_messages, lambda: (SqlLinkState.delete_messages, SqlLinkState.start_session)),
-    "failed_runs": (failed_runs, lambda: control_handlers._stream_logs),
-    "supernode_replies": (supernode_replies, lambda: start_client_internal._push_messages),
-    "supernode_pauses": (supernode_pauses, lambda: start_client_internal.__dict__["time"]),
-    "refused_nodes": (refused_nodes, lambda: NodeAuthHttpInterceptor.intercept),
-}
+MODULES = (small_superlink, unread_messages, failed_runs, supernode_replies, supernode_pauses, refused_nodes)
+FIXES = {fix.name: fix for module in MODULES for fix in module.FIXES}
 
 
 @pytest.fixture(autouse=True)
 def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
-    for owner, name in PLACES:
-        monkeypatch.setattr(owner, name, getattr(owner, name))
+    for fix in FIXES.values():
+        for owner, name, _ in fix.places:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+def state(fix: Fix) -> list[object]:
+    """What is at the places of a replacement."""
+    return [getattr(owner, name) for owner, name, _ in fix.places]
 
 
 @pytest.mark.parametrize("name", FIXES)
 def test_it_is_made_unless_it_is_switched_off_or_flowers_source_is_another(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module, state = FIXES[name]
-    before = state()
+    fix = FIXES[name]
+    before = state(fix)
     monkeypatch.setenv(SWITCH, f"-{name}")
-    module.make()
-    assert state() == before
+    fix.make()
+    assert state(fix) == before
     monkeypatch.delenv(SWITCH)
     assert caplog.records == []
     changes = {"inspect.getsource": "def another(): ...", "importlib.metadata.version": "1.43.0"}
     for place, other in changes.items():
         with monkeypatch.context() as another, caplog.at_level(logging.WARNING):
             another.setattr(place, lambda _, other=other: other)
-            module.make()
-        assert state() == before
+            fix.make()
+        assert state(fix) == before
         assert f"is not what {name} is for" in caplog.text
         caplog.clear()
-    module.make()
-    assert state() != before
+    fix.make()
+    assert all(now != then for now, then in zip(state(fix), before, strict=True))
     assert caplog.records == []
 
 

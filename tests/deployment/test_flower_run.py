@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from discreet.deployment import local_federation
-from discreet.deployment.flower_home import flower_environment, free_port
-from discreet.deployment.local_federation import wait_until
+from discreet.deployment.flower_home import flower_environment, free_port, wait_until
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, RunStatus, read_status
 from discreet.settings.compose import load_config

@@ -21,9 +21,9 @@ from starlette.routing import Route
 
 from discreet.deployment import gate as node_proxy
 from discreet.deployment.certificates import make_secrets
-from discreet.deployment.flower_home import free_port
+from discreet.deployment.flower_home import free_port, wait_until
 from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_node_proxy
-from discreet.deployment.local_federation import START_SECONDS, wait_until
+from discreet.deployment.local_federation import START_SECONDS
 
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
 

@@ -1,4 +1,4 @@
-"""Four hospitals as real nodes: each with its own file, ledger and policy, and one that refuses."""
+"""Four hospitals as real nodes: each with its own file, ledger and policy, and one that refuses what that forbids."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from pathlib import Path
 
 import dp_accounting
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_lines
+from discreet.data.datasets import load_task
 from discreet.data.heart import HOSPITALS
-from discreet.deployment.heart_nodes import write_node
+from discreet.data.partition import client_examples
 from discreet.deployment.local_federation import main
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.node_data import node_table
+from discreet.node.policy import policy_from
 from discreet.server.run_folder import RunFolder, state_of
+from discreet.settings.data import DataConfig
+from examples.heart.make_nodes import main as make_nodes
+from examples.heart.make_nodes import write_node
 
 ROUNDS, NOISE = 2, 1.5
 STRICT = "switzerland"
@@ -55,3 +62,34 @@ def test_four_hospitals_share_one_noise_and_each_charges_its_own_ledger(shared_d
     assert server.num_releases == ROUNDS
     for number in range(len(HOSPITALS)):
         assert DurableLedger(run.path / "nodes" / f"node-{number}.db").spent("example") == server
+
+
+BY_HOSPITAL = DataConfig(name="heart", num_clients=4, partition="natural")
+
+
+def made(shared_data: Path, out: Path, *words: str) -> Path:
+    files = [str(shared_data / "heart" / f"processed.{name}.data") for name in HOSPITALS]
+    assert make_nodes([*files, "--out", str(out), *words]) == 0
+    return out
+
+
+def test_a_node_reads_the_patients_that_the_simulation_deals_to_it(shared_data: Path, tmp_path: Path) -> None:
+    nodes, task = made(shared_data, tmp_path), load_task("heart", path=str(shared_data / "heart"))
+    for number, name in enumerate(HOSPITALS):
+        own, dealt = node_table(nodes / name, "heart")[0], client_examples(task, BY_HOSPITAL, number)
+        assert torch.equal(own.inputs, dealt.inputs)
+        assert torch.equal(own.targets, dealt.targets)
+
+
+def test_a_node_is_made_from_its_own_file_alone_with_the_policy_that_the_hospital_said(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    allowed = ("--max-epsilon", "2.5", "--max-delta", "0.0005")
+    alone = tmp_path / "processed.va.data"
+    alone.write_text((shared_data / "heart" / "processed.va.data").read_text())
+    assert make_nodes([str(alone), "--out", str(tmp_path / "alone"), *allowed]) == 0
+    together = made(shared_data, tmp_path / "together", *allowed)
+    policy = policy_from({"policy": str(together / "va" / "policy.json")})
+    assert (policy.max_epsilon, policy.max_delta, policy.require) == (2.5, 0.0005, ("example",))
+    for file in ("train.csv", "data.toml", "policy.json"):
+        assert (tmp_path / "alone" / "va" / file).read_bytes() == (together / "va" / file).read_bytes()

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment import interruption
+from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import resumable
-from discreet.deployment.local_federation import RUN_SECONDS, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from discreet.settings.compose import load_config

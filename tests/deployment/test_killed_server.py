@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from discreet.deployment.certificates import make_secrets
-from discreet.deployment.local_federation import RUN_SECONDS, Federation, wait_until
+from discreet.deployment.flower_home import wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, Federation
 from discreet.deployment.superlink import server_apps
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.store import FolderStore, NodeState, read_state

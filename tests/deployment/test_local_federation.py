@@ -15,7 +15,8 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, main, wait_until
+from discreet.deployment.flower_home import wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, main
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.population_account import ADJACENCIES, Population, create_account

@@ -14,7 +14,7 @@ import pytest
 
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
-from discreet.deployment.local_federation import wait_until
+from discreet.deployment.flower_home import wait_until
 from tests.conftest import REPOSITORY
 
 SHIM = REPOSITORY / "discreet" / "deployment" / "flower_fixes" / COMMAND

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.deployment.flower_home import CONNECTION
-from discreet.deployment.local_federation import Federation, demonstration, federation_of, wait_until
+from discreet.deployment.flower_home import CONNECTION, wait_until
+from discreet.deployment.local_federation import Federation, demonstration, federation_of
 from discreet.ledger.durable_ledger import DurableLedger
 from tests.deployment.app_runs import ROOT, RUN_SECONDS, private_copy, run_folder_of, run_simulated
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.deployment.flower_home import CONNECTION
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation, wait_until
+from discreet.deployment.flower_home import CONNECTION, wait_until
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation
 from discreet.deployment.superlink import server_apps
 from discreet.simulation.processes import STARTER, below
 from tests.deployment.link_state import LinkState

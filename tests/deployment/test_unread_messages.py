@@ -89,7 +89,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replacement is made, for one test."""
     for name in ("delete_messages", "start_session"):
         monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
-    unread_messages.make()
+    unread_messages.FIXES[0].make()
 
 
 def round_with_losses(link: Link, nodes: list[int]) -> None:

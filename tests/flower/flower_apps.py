@@ -51,8 +51,8 @@ def replying(content: RecordDict | Error | None) -> Answer:
 
 
 @dataclass
-class Nodes(InMemoryGrid):
-    """Nodes 1, 2, ... that answer in this process; a simulation, so that a seed is allowed."""
+class FakeGrid:
+    """Nodes that answer in this process, each as it is told to and so many times; an answer of None never comes."""
 
     answers: dict[int, Answer] = field(default_factory=lambda: dict.fromkeys(range(1, NODES + 1), changed_by(0.01)))
     times: int = 1
@@ -76,6 +76,11 @@ class Nodes(InMemoryGrid):
             if answer is not None:
                 replies += [Message(answer, reply_to=self.sent[name])] * self.times
         return replies
+
+
+@dataclass
+class Nodes(FakeGrid, InMemoryGrid):
+    """A simulation, so that a seed is allowed."""
 
 
 NOISED = CentralGaussian(noise_multiplier=1.0, delta=1e-3, clipping=AdaptiveClipping(0.5))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Message
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.agreement import Terms
@@ -26,13 +25,6 @@ SHARED_STEP = (
     *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=100"),
 )
 SMALL_STAGES = (Stage.KEYS, Stage.SHARES, Stage.CONFIRM, Stage.UNMASK)
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def first(stage: Stage, node: int, times: int = 1) -> Lost:

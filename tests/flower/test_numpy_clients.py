@@ -10,7 +10,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from discreet.flower.array_layout import layout_of
@@ -23,12 +22,6 @@ START = {"weight": np.ones((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
 EXACT = CentralGaussian(noise="float", noise_multiplier=0.0, clipping=FixedClipping(5.0))
 NOISELESS = {"mechanism": EXACT, "sampling": "everyone"}
 KEYS = {"arrayrecord_key": "fitins.parameters", "configrecord_key": "fitins.config"}
-
-
-@pytest.fixture(autouse=True)
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 class Mover(NumPyClient):

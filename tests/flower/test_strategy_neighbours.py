@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.privacy.randomness import RandomSource
 from discreet.server.run_folder import RunFolder
@@ -29,12 +28,6 @@ WILD: dict[str, Answer] = {
     "malformed": replying(RecordDict({"arrays": arrays(bias=np.zeros(5, np.float32))})),
     "an error": replying(Error(2, "it crashed")),
 }
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def released(answers: dict[int, Answer], source: RandomSource) -> list[object]:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import (
     NODES,
@@ -28,12 +29,6 @@ from tests.flower.flower_apps import (
     strategy,
     values_of,
 )
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def no_metrics(*_: object) -> MetricRecord:
@@ -103,9 +98,9 @@ def test_an_argument_that_is_not_known_is_an_error(name: str, said: str) -> None
 
 
 def test_the_short_forms_are_a_mechanism(tmp_path: Path) -> None:
-    short = strategy(tmp_path / "run", **{**SHORT, "delta": 1e-3, "clip_norm": 2.0}).app.config
+    short = strategy(tmp_path / "run", **{**SHORT, "delta": 1e-3, "clip_norm": 2.0}).config
     long = noised(noise_multiplier=None, target_epsilon=8.0, clipping=AdaptiveClipping(2.0))
-    assert short == strategy(tmp_path / "run", **long).app.config
+    assert short == strategy(tmp_path / "run", **long).config
 
 
 def test_a_floor_that_changes_no_sampling_is_taken(tmp_path: Path) -> None:
@@ -227,3 +222,33 @@ def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_pat
         run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> str:
+    create_account(tmp_path / "nodes.db", Population("nodes", 10, ADJACENCIES[0], 1e-3))
+    return str(tmp_path / "nodes.db")
+
+
+def test_a_run_is_charged_to_the_account_of_its_population(account: str, tmp_path: Path) -> None:
+    run(tmp_path / "run", num_rounds=2, seed=None, account=account, population_name="nodes", fraction_train=0.5)
+    assert [spent.times for spent in DurableLedger(Path(account)).sums()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"population_size": 11}, "population_size does not fit account="),
+        ({"population_name": "others"}, "population_name does not fit account="),
+        (noised(delta=1e-4), "delta does not fit account="),
+        ({"population_name": None}, "population_name must be given with account"),
+        ({"account": "nowhere.db"}, "account=.* is missing"),
+        ({"seed": 70123}, "seed must be null with account"),
+    ],
+)
+def test_what_does_not_fit_an_account_is_refused_by_the_argument(
+    changed: dict[str, object], said: str, account: str, tmp_path: Path
+) -> None:
+    given: dict[str, object] = {"seed": None, "account": account, "population_name": "nodes", **changed}
+    with pytest.raises((ConfigError, LedgerError), match=said):
+        run(tmp_path / "first", num_rounds=1, **given)

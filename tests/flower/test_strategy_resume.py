@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from discreet.flower.strategy_settings import AdaptiveClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
@@ -16,12 +15,6 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import NODES, START, Nodes, arrays, noised, run, status_of, strategy, values_of
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def test_a_run_that_goes_on_ends_as_one_that_was_never_ended(tmp_path: Path) -> None:
@@ -85,13 +78,6 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run(tmp_path / "run", num_rounds=1)
     with pytest.raises(ConfigError, match="holds a run already: resume=True goes on with it"):
         run(tmp_path / "run", num_rounds=1)
-
-
-def test_without_its_ledger_a_run_does_not_go_on(tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=1)
-    (tmp_path / "run" / "ledger.db").unlink()
-    with pytest.raises(LedgerError, match="is missing: put the ledger back"):
-        run(tmp_path / "run", num_rounds=2, resume=True)
 
 
 def test_without_the_arrays_that_it_began_with_a_run_does_not_go_on(tmp_path: Path) -> None:

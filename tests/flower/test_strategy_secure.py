@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 import discreet
 from discreet.ledger.durable_ledger import DurableLedger
@@ -22,13 +21,6 @@ GAUSSIAN = discreet.MaskedGaussian(
     noise_multiplier=1e-9, delta=1e-3, too_noisy="warn", clipping=discreet.FixedClipping(1.0)
 )
 MASKED = {"mechanism": GAUSSIAN, "sampling": "everyone", "population_size": NODES, "seed": None}
-
-
-@pytest.fixture(autouse=True)
-def _task_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower's Message takes these from the process that it runs in.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def with_mod(answer: Answer, seen: list[Message]) -> Answer:

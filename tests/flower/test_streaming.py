@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import pytest
 import torch
-from flwr.app import Array, Message
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Array, Message, RecordDict
 
 import discreet.flower.grid_transport
 from discreet.flower.grid_transport import GridTransport
@@ -23,44 +21,26 @@ from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
 from discreet.server.transport import ReplyStats
 from discreet.settings.settings import Settings, client_settings
+from tests.flower.flower_apps import FakeGrid
 
 SIZE, AT_ONCE = 100, 4
 
 
-@dataclass
-class EagerGrid:
-    """Every client has replied before the server looks for the first time."""
+class Replies:
+    """Every client has replied before the server looks for the first time; `most` were in memory at once."""
 
-    clients: int
-    sent: dict[str, Message] = field(default_factory=dict)
-    made: list[weakref.ref[Array]] = field(default_factory=list)
-    most: int = 0
+    def __init__(self) -> None:
+        self.made, self.most = list[weakref.ref[Array]](), 0
 
-    def get_node_ids(self) -> Iterable[int]:
-        return range(1, self.clients + 1)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        new = {f"m{number}": message for number, message in enumerate(messages, len(self.sent))}
-        for name, message in new.items():
-            message.metadata.__dict__["_message_id"] = name
-        self.sent |= new
-        return list(new)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self.reply(self.sent[name]) for name in message_ids]
-
-    def reply(self, message: Message) -> Message:
+    def __call__(self, message: Message) -> RecordDict:
         content = encode_reply(TrainReply(1, torch.full((SIZE,), 0.01), below=True))
-        record = content["update"]
-        self.made.append(weakref.ref(record["update"]))  # type: ignore[arg-type]
+        self.made.append(weakref.ref(content["update"]["update"]))  # type: ignore[arg-type, index]
         self.most = max(self.most, sum(array() is not None for array in self.made))
-        return Message(content, reply_to=message)
+        return content
 
 
 @pytest.fixture(autouse=True)
 def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(discreet.flower.grid_transport, "PULL_FLOATS", AT_ONCE * SIZE)
     gc.disable()
     yield
@@ -69,7 +49,8 @@ def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.mark.parametrize("clients", [10, 50])
 def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
-    grid = EagerGrid(clients)
+    replied = Replies()
+    grid = FakeGrid(dict.fromkeys(range(1, clients + 1), replied))
     transport = GridTransport(grid, OwnMessages(client_settings(Settings())), timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = transport.ask(
@@ -79,7 +60,7 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     after, metrics = dp_fedavg_round(
         state, ReplyStats().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
     )
-    assert metrics.replies == len(grid.made) == clients
+    assert metrics.replies == len(replied.made) == clients
     assert torch.allclose(after.params, torch.full((SIZE,), 0.01))
     # Those of one look, and the last one of the look before.
-    assert grid.most <= AT_ONCE + 1
+    assert replied.most <= AT_ONCE + 1

@@ -34,7 +34,7 @@ from discreet.protocol.messages import (
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig, NormaliserConfig
 from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
-from discreet.settings.settings import OperationsConfig, Settings, client_settings
+from discreet.settings.settings import RayConfig, Settings, client_settings
 from discreet.settings.training import TaskConfig
 from tests.node.clients import request_with
 
@@ -121,13 +121,13 @@ def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None
         output_dir="/srv/outputs",
         seed=77531,
         data=DataConfig("folder", path="/srv/data", num_clients=40, public_num_examples=50),
-        operations=OperationsConfig(metrics_host="metrics.example", metrics_port=9099),
+        ray=RayConfig(address="head.example:9099"),
         privacy=PrivacyConfig(user=UserPrivacyConfig(noise_multiplier=1.0, max_epsilon=3.0)),
     )
     items = request_items(TrainRequest(1, 0.3, client_settings(secret)))
     assert list(items) == ["version", "request"]
     assert {*names_of(json.loads(str(items["request"])))} == TRAVELS
-    assert not [word for word in ("/srv", "metrics.example", "9099", "77531") if word in str(items)]
+    assert not [word for word in ("/srv", "head.example", "9099", "77531") if word in str(items)]
 
 
 def names_of(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:

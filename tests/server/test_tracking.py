@@ -1,13 +1,16 @@
-"""The examples of trackers: TensorBoard and MLflow read back what may be published of a run, and nothing else."""
+"""The examples of trackers: TensorBoard, MLflow and Prometheus read what may be published of a run, and no more."""
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from discreet.deployment.flower_home import free_port
 from discreet.server.run_folder import RunFolder
-from examples.trackers import mlflow_rounds, tensorboard_rounds
+from examples.trackers import mlflow_rounds, prometheus_rounds, tensorboard_rounds
 
 FEW = (
     *("rounds=2", "data.num_clients=40", "model.name=logistic_regression", "training.epochs=1"),
@@ -54,3 +57,13 @@ def test_mlflow_has_the_same_rounds(tmp_path: Path) -> None:
         history = sorted(client.get_metric_history(tracked.info.run_id, name), key=lambda each: each.step)
         assert [each.value for each in history] == pytest.approx([row[name] for row in rows])
         assert len({each.timestamp for each in history}) == 1
+
+
+def test_prometheus_reads_the_last_round(tmp_path: Path) -> None:
+    port = free_port()
+    run = prometheus_rounds.train(str(port), *FEW, f"output_dir={tmp_path / 'run'}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        found = dict(re.findall(r"(?m)^discreet_(\w+) (\S+)$", answer.read().decode()))
+    row = RunFolder(run).read_metrics()[-1]
+    assert {*found} == {*TOLD, "round"}
+    assert {name: float(value) for name, value in found.items()} == pytest.approx({name: row[name] for name in found})

@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from discreet.deployment.local_federation import RUN_SECONDS, wait_until
+from discreet.deployment.flower_home import wait_until
+from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.server.run_folder import RunFolder
 from tests.deployment.test_interruption import LONG, SMALL, start
 from tests.scripts.living import check_interrupted, marked

@@ -7,8 +7,10 @@ import importlib.metadata
 import inspect
 import logging
 import os
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 SWITCH = "DISCREET_FLOWER_FIXES"
 NAMES = (
@@ -22,23 +24,41 @@ SHORTEST_SECONDS, FLOWERS_SECONDS = 0.5, 3.0  # of a node's pause between two lo
 logger = logging.getLogger("discreet.flower_fixes")
 
 
-def applies(name: str, *replaced: object, expected: str) -> bool:
-    """True if the replacement `name` is to be made. If Flower is another one, its own behaviour stays, with a warning.
+@dataclass(frozen=True)
+class Fix:
+    """A replacement of Flower's behaviour, in the process that calls `make`.
 
-    Args:
-      replaced: the functions, classes and constants of Flower that are replaced, or that it relies on.
+    Attributes:
+      name: in docs/flower_fixes.md and in DISCREET_FLOWER_FIXES.
+      written_for: functions, classes and constants of Flower that are replaced, or that it relies on.
       expected: their `fingerprint` in the versions that it was written for.
-
-    Raises:
-      ValueError: DISCREET_FLOWER_FIXES names something else than a replacement.
+      places: what is replaced: its owner, its name, and what takes its place.
     """
-    if name in switched_off(os.environ.get(SWITCH, "")):
+
+    name: str
+    written_for: tuple[object, ...]
+    expected: str
+    places: tuple[tuple[Any, str, object], ...] = ()
+
+    def applies(self) -> bool:
+        """True if it is to be made. If Flower is another one, its own behaviour stays, with a warning.
+
+        Raises:
+          ValueError: DISCREET_FLOWER_FIXES names something else than a replacement.
+        """
+        if self.name in switched_off(os.environ.get(SWITCH, "")):
+            return False
+        version, found = importlib.metadata.version("flwr"), fingerprint(*self.written_for)
+        if version.rpartition(".")[0] in VERSIONS and found == self.expected:
+            return True
+        _step_aside(self.name, f"{' or '.join(VERSIONS)}, fingerprint {self.expected}; found {found}")
         return False
-    version, found = importlib.metadata.version("flwr"), fingerprint(*replaced)
-    if version.rpartition(".")[0] in VERSIONS and found == expected:
-        return True
-    _step_aside(name, f"{' or '.join(VERSIONS)}, fingerprint {expected}; found {found}")
-    return False
+
+    def make(self) -> None:
+        """Makes it, if it applies."""
+        if self.applies():
+            for owner, name, ours in self.places:
+                setattr(owner, name, ours)
 
 
 def switched_off(words: str) -> set[str]:
@@ -69,9 +89,10 @@ def _step_aside(name: str, why: str) -> None:
     logger.warning("discreet: flwr %s is not what %s is for (%s): %s", version, name, why, kept)
 
 
-def fingerprint(*replaced: object) -> str:
+def fingerprint(*written_for: object) -> str:
     """Twelve digits that change with the source of a function or a class, and with the value of a constant."""
     texts = [
-        inspect.getsource(each) if inspect.isroutine(each) or inspect.isclass(each) else repr(each) for each in replaced
+        inspect.getsource(each) if inspect.isroutine(each) or inspect.isclass(each) else repr(each)
+        for each in written_for
     ]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]

@@ -25,8 +25,9 @@ def clients_command(path: Path) -> list[str]:
 
 def make(*names: str) -> None:
     """Makes the replacements of these modules, but those for which Flower lacks a name."""
-    for fix in filter(None, map(fix_of, names)):
-        fix.make()
+    for module in filter(None, map(fix_of, names)):
+        for fix in module.FIXES:
+            fix.make()
 
 
 def _superlink() -> None:
@@ -40,7 +41,7 @@ def _superlink() -> None:
 def _supernode() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    make("refused_nodes", "supernode_replies", "supernode_pauses")  # pauses wrap what sends replies
+    make("refused_nodes", "supernode_replies", "supernode_pauses")
     flower_supernode()
     # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
     sys.stdout.flush()

@@ -14,10 +14,8 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.superlink.servicer.control import control_handlers
 
-from discreet.deployment.flower_fixes import applies
+from discreet.deployment.flower_fixes import Fix
 
-REPLACED = (control_handlers.stream_logs, control_handlers._stream_logs, ProtobufClient._unary_stream)
-EXPECTED = "26fc7e740260"
 # Bytes in the place of a StreamLogsResponse's text that are none.
 UNREADABLE = RegisterNodeRequest(public_key=b"\xff")
 UNKNOWN = "Task failed with unknown error."  # Flower's words if the ServerApp has ended the run itself
@@ -42,7 +40,5 @@ def stream_logs(
         yield UNREADABLE
 
 
-def make() -> None:
-    """Makes the SuperLink that this process becomes do so."""
-    if applies("failed_runs", *REPLACED, expected=EXPECTED):
-        control_handlers._stream_logs = stream_logs  # type: ignore[assignment]
+WRITTEN_FOR = (control_handlers.stream_logs, whole_log, ProtobufClient._unary_stream)
+FIXES = (Fix("failed_runs", WRITTEN_FOR, "26fc7e740260", ((control_handlers, "_stream_logs", stream_logs),)),)

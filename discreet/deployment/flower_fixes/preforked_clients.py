@@ -21,7 +21,7 @@ from flwr.supercore.superexec.executor import SubprocessExecutor
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-from discreet.deployment.flower_fixes import applies
+from discreet.deployment.flower_fixes import Fix
 
 # Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
 LOADED = (
@@ -30,8 +30,7 @@ LOADED = (
     *("cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead"),
 )
 OURS = "discreet"  # forgotten: the bundle of an app brings its own
-REPLACED = (SubprocessExecutor.launch, flwr_clientapp, run_clientapp)
-EXPECTED = "2c846da98195"
+FIX = Fix("warm_clients", (SubprocessExecutor.launch, flwr_clientapp, run_clientapp), "2c846da98195")
 LOOK_SECONDS = 1.0
 
 
@@ -100,6 +99,6 @@ def _answer(connection: socket.socket) -> NoReturn:
 
 def main(path: Path) -> None:
     """Loads, and serves at a path. If it does not apply, it ends at once, and Flower starts ClientApps itself."""
-    if applies("warm_clients", *REPLACED, expected=EXPECTED):
+    if FIX.applies():
         load()
         serve(path)

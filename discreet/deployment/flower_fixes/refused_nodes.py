@@ -17,13 +17,11 @@ from flwr.supercore import date
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from discreet.deployment.flower_fixes import applies
+from discreet.deployment.flower_fixes import Fix
 
 logger = logging.getLogger("discreet.node")
 
 AHEAD, BEHIND = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE  # seconds that a SuperLink allows
-REPLACED = (NodeAuthHttpInterceptor, AHEAD, BEHIND)
-EXPECTED = "ba6f19c2c41d"
 
 sign = NodeAuthHttpInterceptor.intercept
 
@@ -49,7 +47,5 @@ def reason(dates: list[str]) -> str:
     )
 
 
-def make() -> None:
-    """Makes the SuperNode that this process becomes do so."""
-    if applies("refused_nodes", *REPLACED, expected=EXPECTED):
-        NodeAuthHttpInterceptor.intercept = intercept  # type: ignore[method-assign, assignment]
+WRITTEN_FOR, PLACE = (NodeAuthHttpInterceptor, AHEAD, BEHIND), (NodeAuthHttpInterceptor, "intercept", intercept)
+FIXES = (Fix("refused_nodes", WRITTEN_FOR, "ba6f19c2c41d", (PLACE,)),)

@@ -13,13 +13,11 @@ import gc
 from flwr.supercore import sql_mixin
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from discreet.deployment.flower_fixes import applies
+from discreet.deployment.flower_fixes import Fix
 
 # Milliseconds. Each of up to fifteen connections would keep 64 MB, and map 256 MB: KiB, SQLite's default; bytes.
 PRAGMAS = {"busy_timeout": "120000", "cache_size": "-2000", "mmap_size": "0"}
 EVERY = 2**25  # bytes of contents: a search for garbage takes some 20 ms
-DATABASE = (sql_mixin._set_sqlite_pragmas, sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
-DATABASE_EXPECTED, GARBAGE_EXPECTED = "97978fd01552", "bbd75af3eaf6"
 
 put_content, get_content = SqlObjectStore.put, SqlObjectStore.get
 since_collection = [0]  # bytes of contents stored and read
@@ -45,10 +43,10 @@ def get(store: SqlObjectStore, object_id: str) -> bytes | None:
     return content
 
 
-def make() -> None:
-    """Makes the SuperLink that this process becomes so."""
-    if applies("database", *DATABASE, expected=DATABASE_EXPECTED):
-        pragmas = dict(sql_mixin.SQLITE_PRAGMAS) | PRAGMAS  # type: ignore[attr-defined]
-        sql_mixin.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[attr-defined, assignment]
-    if applies("content_garbage", put_content, get_content, expected=GARBAGE_EXPECTED):
-        SqlObjectStore.put, SqlObjectStore.get = put, get  # type: ignore[method-assign, assignment]
+WRITTEN_FOR = (sql_mixin._set_sqlite_pragmas, sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
+SMALL = ((sql_mixin, "SQLITE_PRAGMAS", tuple({**dict(WRITTEN_FOR[1]), **PRAGMAS}.items())),)
+COLLECTING = ((SqlObjectStore, "put", put), (SqlObjectStore, "get", get))
+FIXES = (
+    Fix("database", WRITTEN_FOR, "97978fd01552", SMALL),
+    Fix("content_garbage", (put_content, get_content), "bbd75af3eaf6", COLLECTING),
+)

@@ -14,28 +14,32 @@ from typing import Any
 
 from flwr.supernode import start_client_internal
 
-from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, applies
+from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, Fix
 
 IDLE_SHARE = 0.2  # of the time without work
-EXPECTED = "9e89a6eb68fb"
+pull_message = start_client_internal._pull_and_store_message
+last = SimpleNamespace(run=None, worked=time.monotonic())
 
 
-def make() -> None:
-    """Makes the SuperNode that this process becomes do so."""
-    if not applies("supernode_pauses", start_client_internal.start_client_internal, expected=EXPECTED):
-        return
-    longest, worked_at = float(os.environ.get(LONGEST_PAUSE, FLOWERS_SECONDS)), time.monotonic()
-    push_replies = start_client_internal._push_messages
+def pull(**given: Any) -> int | None:
+    """Flower's `_pull_and_store_message`, which is called again when the work on a message is done."""
+    if last.run is not None:
+        last.worked = time.monotonic()
+    run: int | None = pull_message(**given)
+    last.run = run
+    return run
 
-    def push(**given: Any) -> None:
-        nonlocal worked_at
-        push_replies(**given)
-        worked_at = time.monotonic()
 
-    def sleep(seconds: float) -> None:
-        if seconds == FLOWERS_SECONDS:
-            seconds = min(longest, max(SHORTEST_SECONDS, IDLE_SHARE * (time.monotonic() - worked_at)))
-        time.sleep(seconds)
+def sleep(seconds: float) -> None:
+    """Flower's pause when there was no message."""
+    if seconds == FLOWERS_SECONDS:
+        longest = float(os.environ.get(LONGEST_PAUSE, FLOWERS_SECONDS))
+        seconds = min(longest, max(SHORTEST_SECONDS, IDLE_SHARE * (time.monotonic() - last.worked)))
+    time.sleep(seconds)
 
-    start_client_internal._push_messages = push  # type: ignore[assignment]
-    start_client_internal.__dict__["time"] = SimpleNamespace(sleep=sleep)
+
+PLACES = (
+    (start_client_internal, "_pull_and_store_message", pull),
+    (start_client_internal, "time", SimpleNamespace(sleep=sleep)),
+)
+FIXES = (Fix("supernode_pauses", (start_client_internal.start_client_internal,), "9e89a6eb68fb", PLACES),)

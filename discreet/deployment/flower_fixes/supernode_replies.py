@@ -22,16 +22,11 @@ from flwr.supercore.object_store import ObjectStore
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState, MessageEntry
 
-from discreet.deployment.flower_fixes import applies
+from discreet.deployment.flower_fixes import Fix
 from discreet.simulation.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
 push_what_lies_there = start_client_internal._push_messages
-REPLACED = (
-    *(start_client_internal.start_client_internal, push_what_lies_there, start_client_internal._insert_message),
-    *(InMemoryNodeState, MessageEntry),
-)
-EXPECTED = "f0e6ead2168d"
 AT_WORK = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
 Send = Callable[[Message, ObjectTree, float], tuple[set[str], str]]
@@ -92,7 +87,9 @@ def _at_work(state: InMemoryNodeState) -> bool:
     return bool(state.get_tasks(statuses=AT_WORK))
 
 
-def make() -> None:
-    """Makes the SuperNode that this process becomes do so."""
-    if applies("supernode_replies", *REPLACED, expected=EXPECTED):
-        start_client_internal._push_messages = push_messages  # type: ignore[assignment]
+WRITTEN_FOR = (
+    *(start_client_internal.start_client_internal, push_what_lies_there, start_client_internal._insert_message),
+    *(InMemoryNodeState, MessageEntry),
+)
+PLACE = (start_client_internal, "_push_messages", push_messages)
+FIXES = (Fix("supernode_replies", WRITTEN_FOR, "f0e6ead2168d", (PLACE,)),)

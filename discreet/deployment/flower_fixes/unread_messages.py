@@ -14,13 +14,7 @@ from flwr.supercore.date import now
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
 
-from discreet.deployment.flower_fixes import applies
-
-REPLACED = (
-    *(SqlLinkState.delete_messages, SqlLinkState.start_session, SqlLinkState.get_message_res),
-    *(SqlLinkState.store_message_res, SqlObjectStore.delete, MessageIns, MessageRes),
-)
-EXPECTED = "7adf6dd98177"
+from discreet.deployment.flower_fixes import Fix
 
 # A message to the server itself is read when its row is gone, and so is a reply that somebody has asked for.
 CONTENTS = (
@@ -50,8 +44,9 @@ def start_session(state: SqlLinkState, run_id: int) -> str:
     return begin_session(state, run_id)
 
 
-def make() -> None:
-    """Makes the SuperLink that this process becomes do so."""
-    if applies("unread_messages", *REPLACED, expected=EXPECTED):
-        SqlLinkState.delete_messages = delete_messages  # type: ignore[method-assign, assignment]
-        SqlLinkState.start_session = start_session  # type: ignore[method-assign, assignment]
+WRITTEN_FOR = (
+    *(delete_rows, begin_session, SqlLinkState.get_message_res, SqlLinkState.store_message_res),
+    *(SqlObjectStore.delete, MessageIns, MessageRes),
+)
+PLACES = ((SqlLinkState, "delete_messages", delete_messages), (SqlLinkState, "start_session", start_session))
+FIXES = (Fix("unread_messages", WRITTEN_FOR, "7adf6dd98177", PLACES),)

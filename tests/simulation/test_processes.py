@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.deployment.local_federation import wait_until
+from discreet.deployment.flower_home import wait_until
 from discreet.simulation.processes import below
 from tests.scripts.living import MARK, marked
 

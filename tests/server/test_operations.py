@@ -1,4 +1,4 @@
-"""Watching a run: its log, its status, its metrics; and that only one server writes it."""
+"""Watching a run: its log, its status; and that only one server writes it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ import json
 import logging
 import subprocess
 import sys
-import urllib.request
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
-from prometheus_client import generate_latest
 
 from discreet.cli.status import status_facts, status_lines
-from discreet.deployment.flower_home import free_port
-from discreet.deployment.healthy import healthy
 from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
-from discreet.queries.scores import SCORES
-from discreet.server.run_folder import METRICS, RunFolder, RunStatus, only_writer, write_status
-from discreet.server.telemetry import GAUGES, RunCollector, serving_metrics
+from discreet.server.run_folder import RunFolder, RunStatus, only_writer
 from discreet.server.training_run import after_round
 from discreet.server.transport import Failure, ReplyStats
 from discreet.settings.compose import load_config
@@ -64,12 +58,6 @@ def test_json_lines_stay_one_line_with_an_exception_and_line_breaks(written: io.
     assert "ValueError: a\nb" in json.loads(line)["exception"]
 
 
-@pytest.mark.parametrize("wrong", ["operations.metrics_port=0", "operations.metrics_port=65536"])
-def test_a_port_is_within_its_range(wrong: str) -> None:
-    with pytest.raises(ConfigError, match=r"operations\.metrics_port must be within"):
-        load_config([wrong])
-
-
 def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     facts = status_facts(done)
     assert (facts["state"], facts["round"], facts["rounds"], facts["nodes"]) == ("finished", 2, 2, 4)
@@ -107,57 +95,12 @@ def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
     assert (status.nodes, status.last_failure, status.last_failure_round) == (4, "client 8 refused: no", 2)
 
 
-def metrics_of(folder: RunFolder, budget: float | None = None) -> list[str]:
-    """The lines that Prometheus reads."""
-    return generate_latest(RunCollector(folder, budget)).decode().splitlines()  # type: ignore[arg-type]
-
-
-def test_metrics_are_what_prometheus_reads(done: RunFolder) -> None:
-    lines = metrics_of(done, budget=9.0)
-    assert "discreet_round 2.0" in lines
-    assert "discreet_replies 4.0" in lines
-    assert 'discreet_epsilon{guarantee="local"} +Inf' in lines
-    assert 'discreet_epsilon_budget{guarantee="user"} 9.0' in lines
-    for line in lines:
-        assert line.startswith(("# HELP discreet_", "# TYPE discreet_", "discreet_"))
-    named = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")} <= named
-
-
-def test_metrics_before_the_first_round_are_few_and_valid(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    write_status(folder, RunStatus("running", 40))
-    lines = metrics_of(folder)
-    assert "discreet_round 0.0" in lines
-    assert "discreet_rounds_planned 40.0" in lines
-    assert not any("epsilon" in line for line in lines)
-
-
-def test_every_number_of_a_round_is_a_metric() -> None:
-    assert {"round", "loss", *SCORES, *METRICS} == {*GAUGES, "epsilon_user", "epsilon_example", "epsilon_local"}
-
-
-def test_metrics_are_served_while_the_run_goes_on_and_not_after_it(done: RunFolder) -> None:
-    port = free_port()
-    with serving_metrics(done.path, port=port, host="127.0.0.1") as served:
-        assert served == port
-        url = f"http://127.0.0.1:{port}"
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain")
-            assert b"discreet_round 2.0" in answer.read()
-        assert healthy(f"{url}/metrics", authority=None)
-    assert not healthy(f"{url}/metrics", authority=None)
-
-
-def test_a_port_that_is_taken_costs_the_metrics_and_not_the_run(
-    done: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        serving_metrics(done.path, port=free_port(), host="127.0.0.1") as port,
-        serving_metrics(done.path, port=port, host="127.0.0.1") as second,
-    ):
-        assert second is None
-    assert "can't be used" in caplog.text
+def test_a_folder_that_has_settings_of_an_earlier_version_opens(done: RunFolder, tmp_path: Path) -> None:
+    text = (done.path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(
+        text.replace("operations:", "operations:\n  metrics_port: 9100") + "tracking: x\n"
+    )
+    assert RunFolder(tmp_path).read_config() == done.read_config()
 
 
 def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:

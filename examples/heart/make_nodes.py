@@ -1,6 +1,6 @@
 """The data and the policy of a hospital's own node, from its own file of the UCI heart disease data: docs/results.md.
 
-    python -m discreet.deployment.heart_nodes processed.va.data --out nodes
+    python examples/heart/make_nodes.py processed.va.data --out nodes
 
 makes nodes/va with `train.csv`, the hospital's training part as raw numbers; `data.toml`, which says how they are
 scaled; and `policy.json`, what the hospital allows. No other hospital's file is read.
@@ -48,7 +48,7 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
 
 def main(words: Sequence[str]) -> int:
     """Makes a folder for each file that is named; 2 if one can't be read."""
-    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.heart_nodes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python examples/heart/make_nodes.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("files", type=Path, nargs="+", help="processed.NAME.data")
     parser.add_argument("--out", type=Path, required=True, help="the folder with a folder for each hospital")
