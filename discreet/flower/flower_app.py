@@ -24,7 +24,6 @@ from discreet.flower.masked_transport import MaskedTransport, SumTerms
 from discreet.flower.simulated_clients import set_up_simulation
 from discreet.flower.strategy_settings import Says, check_search
 from discreet.ledger.durable_ledger import LedgerError
-from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.protocol.messages import VirtualClient
 from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
@@ -38,7 +37,7 @@ from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings, client_settings
+from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
 
 logger = logging.getLogger("discreet")
@@ -149,9 +148,9 @@ class FlowerApp:
             check_secure(asked.seed)
         if asked.resume:
             return _plan(same_settings(asked), asked, num_params)
-        decided = resolve_noise(asked, Sizes(num_params))
-        check_search(decided, count_stddev(client_settings(decided)))
-        return _plan(decided, asked, num_params)
+        plan = _plan(resolve_noise(asked, Sizes(num_params)), asked, num_params)
+        check_search(plan)
+        return plan
 
     def transport(
         self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig | None, held: ExitStack

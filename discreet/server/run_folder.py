@@ -234,14 +234,9 @@ def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
-def with_output_folder(config: Settings, *, now: datetime | None = None) -> Settings:
-    """The configuration with an absolute run folder, named by the time if none is given."""
-    return replace(config, output_dir=str(output_folder(config.output_dir, now=now)))
-
-
-def output_folder(output_dir: str | None, *, now: datetime | None = None) -> Path:
+def output_folder(output_dir: str | None) -> Path:
     """The absolute path of a run folder, named by the time if none is given."""
-    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%d_%H-%M-%S_%f")
+    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")
     return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
 
 

@@ -131,7 +131,7 @@ def simulate(
     Raises:
       ConfigError, LedgerError: before anything has started.
     """
-    _check_engine(config)
+    _check_engine(client_settings(config), config.engine, config.device)
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -185,21 +185,20 @@ def check(config: Settings) -> Plan:
     Raises:
       ConfigError: `simulate` would refuse the configuration.
     """
-    _check_engine(config)
+    _check_engine(client_settings(config), config.engine, config.device)
     return resolve(config)[0]
 
 
-def _check_engine(config: Settings) -> None:
-    run = client_settings(config)
+def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
     _check_trains(run)
-    _not_batched(run, config.engine)
-    if config.engine == "ray":
+    _not_batched(run, engine)
+    if engine == "ray":
         require("ray", extra="simulation", why="engine=ray")
-        check_value(config.device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
-    if config.device.split(":")[0] not in CHUNK_BYTES:
-        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {config.device})")
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device={config.device} needs a GPU that PyTorch can use, and there is none")
+        check_value(device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
+    if device.split(":")[0] not in CHUNK_BYTES:
+        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {device})")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device} needs a GPU that PyTorch can use, and there is none")
 
 
 def _check_trains(run: ClientSettings) -> None:
