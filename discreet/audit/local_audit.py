@@ -15,25 +15,24 @@ from torch.distributions import Laplace, Normal
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
-from discreet.audit.repeated_release import Score, scores_of
+from discreet.audit.release_audit import LONG, Score, scores_of
 from discreet.data.examples import Examples
 from discreet.mechanisms.laplace_step import release_step
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
 from discreet.privacy import mechanisms
 from discreet.privacy.mechanisms import laplace_step_sensitivity
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
-from discreet.server.plan import planned
+from discreet.server.plan import Plan
+from discreet.settings.privacy import LOCAL
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.training.local_training import LocalSettings, settings_without_noise
 
 COORDINATES = 8  # of what is released: more show no more, and cost time
 EXAMPLES = 4  # of a client that takes one full-batch step
-LONG = 1e4  # far beyond any clip
 
 
-def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experiment:
-    """Repeats the local mechanism of the first rounds of `config` on a canary, and on its opposite.
+def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
+    """Repeats the local mechanism of the first rounds of a run on a canary, and on its opposite.
 
     `gaussian`, `laplace`: the update is one long vector along one coordinate, or its negative. `laplace_step`: of a
     linear model's examples one has a long input, or its negative; the others are known.
@@ -41,7 +40,6 @@ def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experime
     Raises:
       ConfigError: there is no local privacy, or there are fewer rounds, or fewer than two releases.
     """
-    plan = planned(config)
     run = plan.run
     if run.local.kind == "none":
         raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
@@ -51,8 +49,7 @@ def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experime
     spent, seen, precision = PrivacyLedger(), [], 0.0
     for number in range(1, rounds + 1):
         privacy = round_privacy(run, round_number=number)
-        assert privacy is not None
-        claim = Claim.of(plan, PrivacyLedger().record(privacy.event), "replace")
+        claim = Claim.of(plan, LOCAL, PrivacyLedger().record(privacy.event))
         seen.append((claim, scores_of(_score(privacy, training), releases, source.child("round", number))))
         spent, precision = spent.record(privacy.event), precision + privacy.noise_multiplier**-2
     facts: Facts = {
@@ -62,7 +59,7 @@ def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experime
         "noise": run.noise,
         "secure": plan.seed is None,
     }
-    claim = Claim.of(plan, spent, "replace")
+    claim = Claim.of(plan, LOCAL, spent)
     noise = 1 / math.sqrt(precision) if run.local.kind == "gaussian" else None  # of one Gaussian, as all together are
     return Experiment("local level", observed(seen, claim), facts, Releases(1, 1.0, noise, claim, repeated=True))
 

@@ -113,11 +113,10 @@ class Plan:
         name = f"privacy.{guarantee}.max_epsilon"
         return ServerBudget(largest, self.run.delta, self.run.accountant, name=name, guarantee=guarantee)
 
-    def noised(self, guarantee: str, *, masked: bool = False) -> bool:
-        """True if a guarantee is on, with noise, by a mechanism that masks what clients send or by one that does
-        not."""
+    def noised(self, guarantee: str) -> bool:
+        """True if a guarantee is on, with noise."""
         mechanism = self.mechanisms.get(guarantee)
-        return mechanism is not None and mechanism.masked == masked and terms_of(mechanism).noise_multiplier != 0
+        return mechanism is not None and terms_of(mechanism).noise_multiplier != 0
 
 
 def plan_of(
