@@ -41,7 +41,6 @@ def experiment_of(config: Settings, asked: Asked) -> Experiment:
 
     Raises:
       ConfigError: it can't be audited with these settings or options.
-      LedgerError: the settings name an account, which is not there, and one round is audited.
     """
     run = client_settings(config)
     if asked.federation and (asked.of not in (None, USER) or asked.honest):

@@ -11,7 +11,6 @@ from discreet.audit.canary_scores import Experiment
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.verdict import judge
-from discreet.ledger.durable_ledger import LedgerError
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise
@@ -109,7 +108,7 @@ def test_ratings_of_a_run_that_would_not_begin_are_not_audited(cohort: str, tmp_
     with pytest.raises(ConfigError, match="these settings will not learn"):
         ratings(2, f"evaluation.cohort={cohort}", "privacy.user.too_noisy=refuse", "rounds=90", "model.name=mlp")
     account = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people", "seed=null")
-    with pytest.raises(LedgerError, match=r"people\.db is missing"):
+    with pytest.raises(ConfigError, match=r"people\.db is missing"):
         ratings(2, f"evaluation.cohort={cohort}", *account)
 
 
