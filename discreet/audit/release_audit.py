@@ -202,7 +202,7 @@ def repeated(plan: Plan, release: Release, sampling: CohortSampling, count: int,
         sent = 1 if included else -1 if sampling.kind == "fixed" else 0
         return release.score(sent if drawn else 0, source.child("noise"))
 
-    claim, noise = Claim.of(plan, release.guarantee, PrivacyLedger().record(release.event)), _noise_of(release.event)
+    claim, noise = Claim.of(plan, release.guarantee, PrivacyLedger().record(release.event)), noise_of(release.event)
     releases = Releases(1, sampling.probability, noise, claim, repeated=True)
     logger.info("%s", outlook(releases, count))
     scores = scores_of(score, count, source_of(plan.seed).child("audit"))
@@ -215,7 +215,7 @@ def repeated(plan: Plan, release: Release, sampling: CohortSampling, count: int,
     return Experiment(release.name, (Observation("run", claim, scores),), {**facts, **more}, releases)
 
 
-def _noise_of(event: DpEvent) -> float | None:
+def noise_of(event: DpEvent) -> float | None:
     """The noise multiplier of an event; None if it is not one Gaussian, as of a sampled cohort."""
     if isinstance(event, DistributedDiscreteGaussianDpEvent):
         return math.sqrt(event.summands * event.variance / event.sensitivity_squared)
