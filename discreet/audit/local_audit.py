@@ -43,12 +43,13 @@ def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
     if not 1 <= rounds <= run.rounds:
         raise ConfigError(f"an audit needs 1 .. {run.rounds} rounds (got {rounds})")
     training, source = settings_without_noise(run.training), source_of(plan.seed).child("audit")
-    spent, seen, noises = PrivacyLedger(), [], []
+    spent, seen, noises = PrivacyLedger(), [], list[float | None]()
     for number in range(1, rounds + 1):
         privacy = round_privacy(run, round_number=number)
         claim = Claim.of(plan, LOCAL, PrivacyLedger().record(privacy.event))
         seen.append((claim, scores_of(_score(privacy, training), releases, source.child("round", number))))
-        spent, noises = spent.record(privacy.event), [*noises, noise_of(privacy.event)]
+        noises.append(noise_of(privacy.event))
+        spent = spent.record(privacy.event)
     facts: Facts = {
         "kind": run.local.kind,
         "releases": releases,

@@ -212,10 +212,8 @@ def _not_batched(run: ClientSettings, engine: str, session: Session | None = Non
     Raises:
       ConfigError: the engine that was asked for trains in no other way.
     """
-    uncovered = None
-    if not all(each.batched for each in mechanisms_of(run).values()):
-        uncovered = f"privacy.local.kind={run.local.kind}"
-    elif session and learned_layers(session.model, session.task.shape.input_shape) is None:
+    uncovered = next((each.unbatched for each in mechanisms_of(run).values() if each.unbatched), None)
+    if not uncovered and session and learned_layers(session.model, session.task.shape.input_shape) is None:
         uncovered = f"model.name={run.model}"
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")
