@@ -135,11 +135,6 @@ class Settings:
         """The chance that a client is in a round's cohort."""
         return 1.0 if self.sampling.kind == "everyone" else self.sampling.probability
 
-    @property
-    def expected_cohort(self) -> float:
-        """q * population_size, the public denominator of a round's average."""
-        return self.sampling_probability * self.population_size
-
 
 def _check_cohort(config: Settings) -> None:
     if config.population_size < config.data.num_clients:
@@ -149,7 +144,7 @@ def _check_cohort(config: Settings) -> None:
         )
     if config.sampling.kind == "fixed":
         name = "sampling.probability * population_size, rounded,"
-        check_value(round(config.expected_cohort), name, at_least(1))
+        check_value(round(config.sampling_probability * config.population_size), name, at_least(1))
 
 
 def _check_account(config: Settings) -> None:

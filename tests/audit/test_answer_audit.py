@@ -33,49 +33,46 @@ def statistics(releases: int, *words: str) -> Experiment:
     return experiment_of(settings(*words), Asked("statistics", canaries=releases))
 
 
-@pytest.mark.parametrize("noise", ["float", "grid"])
-def test_private_evaluation_is_not_refuted_and_shows_most_of_what_it_costs(noise: str) -> None:
-    (run,) = judge(ratings(ENOUGH, f"privacy.noise={noise}")).judgements
+JOINED = ("evaluation.cohort=same",)
+OWN_OR_JOINED = pytest.mark.parametrize("words", [(), JOINED], ids=["own", "joined"])
+
+
+@pytest.mark.parametrize(
+    ("words", "noise_multiplier"),
+    [
+        (("privacy.noise=float",), 1.0),
+        (("privacy.noise=grid",), 1.0),
+        # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
+        ((*JOINED, "privacy.user.clip.kind=adaptive"), 2**-0.5),
+        ((*JOINED, "privacy.user.clip.kind=fixed"), 2**-0.5),
+    ],
+)
+def test_a_rating_is_not_refuted_and_shows_most_of_what_it_costs(
+    words: tuple[str, ...], noise_multiplier: float
+) -> None:
+    (run,) = judge(ratings(ENOUGH, *words)).judgements
+    assert run.claim.epsilon == pytest.approx(epsilon_of_shift(1 / noise_multiplier, delta=1e-3), abs=1e-3)
     assert run.refuted_by == ()
     assert run.estimate == pytest.approx(run.claim.epsilon, rel=0.15)  # 3.139 +- 0.15 by 1000 releases each way
 
 
-def test_half_the_noise_of_private_evaluation_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+@OWN_OR_JOINED
+def test_half_the_noise_of_ratings_is_found_from_outside(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(ratings(ENOUGH)).refuted
+    assert judge(ratings(400, *words)).refuted
 
 
-def test_a_sampled_cohort_of_raters_is_not_refuted() -> None:
-    words = ("sampling.kind=poisson", "sampling.probability=0.3")
-    assert not judge(ratings(ENOUGH, *words)).refuted
-
-
-JOINED = ("evaluation.cohort=same",)
-
-
-@pytest.mark.parametrize("clip", ["adaptive", "fixed"])
-def test_a_round_that_also_rates_shows_update_bit_and_answer_and_no_more_than_they_cost_together(clip: str) -> None:
-    (run,) = judge(ratings(ENOUGH, *JOINED, f"privacy.user.clip.kind={clip}")).judgements
-    # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
-    assert run.claim.epsilon == pytest.approx(epsilon_of_shift(2**0.5, delta=1e-3), abs=1e-3)
-    assert run.refuted_by == ()
-    assert run.estimate == pytest.approx(run.claim.epsilon, rel=0.15)
-
-
-def test_half_the_noise_of_a_joined_round_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    halve_the_noise(monkeypatch)
-    assert judge(ratings(400, *JOINED)).refuted
+@OWN_OR_JOINED
+def test_a_sampled_cohort_of_raters_is_not_refuted(words: tuple[str, ...]) -> None:
+    assert not judge(ratings(400, *words, "sampling.kind=poisson", "sampling.probability=0.3")).refuted
 
 
 def test_answers_that_are_charged_as_if_the_update_came_for_nothing_are_found_from_outside() -> None:
     joined, alone = ratings(400, *JOINED), ratings(2)
     (seen,), (rated,) = joined.observations, alone.observations
     assert judge(replace(joined, observations=(replace(seen, claim=rated.claim),))).refuted
-
-
-def test_a_joined_round_of_a_sampled_cohort_is_not_refuted() -> None:
-    words = ("sampling.kind=poisson", "sampling.probability=0.3")
-    assert not judge(ratings(400, *JOINED, *words)).refuted
 
 
 @pytest.mark.parametrize("noise", ["float", "grid"])
