@@ -102,10 +102,10 @@ def check_federation(plan: Plan, canaries: int, runs: int) -> None:
 def words_of(asked: Mapping[str, Any]) -> list[str]:
     """Settings as overrides that Hydra reads back, one for each, as JSON; without what would leave traces outside the
     folder of an audited run, and without a public test set, for whether a model learns is not what is asked."""
-    path = asked["data"]["path"]
-    there = [] if path is None else [f"data.path={json.dumps(str(Path(path).expanduser().resolve()))}"]
-    words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in flat(asked).items()]
-    return [*words, *there, *QUIET]
+    settings = flat(asked)
+    if settings["data.path"] is not None:
+        settings["data.path"] = str(Path(settings["data.path"]).expanduser().resolve())
+    return [*(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()), *QUIET]
 
 
 def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) -> SeenRun:
@@ -167,14 +167,10 @@ def kept_checkpoints(run: RunFolder) -> Iterator[list[State]]:
 def scored(run: RunFolder, releases: Sequence[State], canaries: Canaries) -> SeenRun:
     """Scores the canaries by the checkpoints after each round and by the rows of metrics.csv."""
     plan, zeros = plan_of(run.read_config()), torch.zeros_like(releases[0].params)
-    auditor, start = (
-        Auditor(round_settings(plan), canaries),
-        State(0, zeros, zeros, plan.clip.norm),
-    )
+    auditor, states = Auditor(round_settings(plan), canaries), [State(0, zeros, zeros, plan.clip.norm), *releases]
     values = [
         auditor.scores(before, after, row["fraction_below"])
-        for (before, after), row in zip(pairwise([start, *releases]), run.read_metrics(), strict=True)
+        for (before, after), row in zip(pairwise(states), run.read_metrics(), strict=True)
     ]
-    return [Scores(each, canaries.included, centred=True) for each in values], DurableLedger(run.ledger_path).spent(
-        USER
-    )
+    spent = DurableLedger(run.ledger_path).spent(USER)
+    return [Scores(each, canaries.included, centred=True) for each in values], spent

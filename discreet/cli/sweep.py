@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -19,7 +20,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.deployment.interruption import override
-from discreet.server.plan import Plan
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.compose import hydra_on_conf, load_config, parse_config
 from discreet.settings.rules import ConfigError
@@ -85,18 +85,18 @@ class Sweep:
                 plan = check(config)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            found.append(Job(name, folder, plan, partial(_run, plan, folder, name)))
+            found.append(Job(name, folder, plan, partial(_run, plan.asked, plan.written, folder, name)))
         return found
 
 
-def _run(plan: Plan, files: RunFolder, name: str) -> None:
+def _run(asked: dict[str, Any], decided: dict[str, Any], files: RunFolder, name: str) -> None:
     if state_of(files) in OVER and (files.path / "privacy.json").exists():
         logger.info("%s has ended already, and is kept", name)
         return
     logger.info("%s", name)
     begun = files.ledger_path.exists() or (files.path / "config.yaml").exists()
-    asked = parse_config({**plan.asked, "output_dir": str(files.path), "resume": begun})
-    simulate(asked, decided=parse_config(plan.written).privacy, progress=sys.stdout)
+    config = parse_config({**asked, "output_dir": str(files.path), "resume": begun})
+    simulate(config, decided=parse_config(decided).privacy, progress=sys.stdout)
 
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:

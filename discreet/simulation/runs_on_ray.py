@@ -14,7 +14,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ray
@@ -131,10 +131,11 @@ class _Tasks:
 
     def start(self, job: Job, restarts: int = 0) -> None:
         known = restarts > 0 or _knows(job.folder)
-        ticket = Ticket(job, self.place, versions(own_model_of(job.plan.run.model)), known)
+        # A copy of the plan holds no mechanism of one's own, which another machine finds only where the run is.
+        sent, found = replace(job, plan=replace(job.plan)), versions(own_model_of(job.plan.run.model))
         num_gpus = 0.0 if job.plan.engine == "ray" else job.plan.ray.num_gpus
         task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_attempt)
-        self.running[task.remote(ticket)] = job, restarts
+        self.running[task.remote(Ticket(sent, self.place, found, known))] = job, restarts
 
     def ended(self) -> Iterator[tuple[Job, str | None]]:
         """The runs that have ended, with the reason if they failed. A run that was killed is started again."""
