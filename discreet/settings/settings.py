@@ -10,7 +10,7 @@ from discreet.logs import LOG_FORMATS
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import EvaluationConfig
-from discreet.settings.privacy import PrivacyConfig
+from discreet.settings.privacy import PLAIN, PrivacyConfig
 from discreet.settings.ranges import (
     Count,
     CountOrZero,
@@ -153,7 +153,7 @@ def _check_account(config: Settings) -> None:
         return
     require(user.enabled, "privacy.user.account", "left out with privacy.user.enabled=false", user.account)
     rule = "left out with privacy.user.aggregation=secure: an account is about adding or removing a client"
-    require(not user.secure, "privacy.user.account", rule, user.account)
+    require(user.aggregation == PLAIN, "privacy.user.account", rule, user.account)
     name = config.sampling.population_name
     require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
     if config.seed is not None:
