@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.places import app_folder, conf_folder, own_files
@@ -64,7 +64,7 @@ def test_a_conf_beside_another_pyproject_is_none_of_ours(
 
 def test_a_conf_that_is_given_is_composed_in_any_folder(project: Path) -> None:
     assert load_config(conf=project / "conf").rounds == 17
-    assert run_config([], conf=project / "conf").rounds == 17
+    assert asked_settings([], conf=project / "conf").rounds == 17
 
 
 def test_in_a_project_an_experiment_of_discreet_is_what_it_is_elsewhere_unless_there_is_an_own_one(
@@ -88,4 +88,4 @@ def test_a_run_of_discreets_experiment_goes_on_in_a_project(
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.write_config(described(asked))
-    assert run_config(["experiment=silos", "resume=true", f"output_dir={folder.path}"]).data == asked.data
+    assert asked_settings(["experiment=silos", "resume=true", f"output_dir={folder.path}"]).data == asked.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,6 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from torch import Tensor
 
-from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.sums import CohortSum
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
 from discreet.server.round import RoundSettings
@@ -70,51 +69,53 @@ def _coins(count: int, source: RandomSource) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, eq=False)
+class Canary:
+    """One canary, which adds (num_params,) float64 to the sum of updates, over the norm that clips."""
+
+    added: Tensor
+    bit: bool = False
+
+    @property
+    def bits(self) -> NDArray[np.bool_]:
+        """As `Canaries` have them, (1,)."""
+        return np.array([self.bit])
+
+    def along(self, vector: Tensor) -> NDArray[np.float64]:
+        """The inner product of what it adds with `vector` (num_params,): (1,)."""
+        return np.array([float(vector.double() @ self.added)])
+
+
+@dataclass(frozen=True, eq=False)
 class Auditor:
     """Scores canaries by a round's noised sum of updates and noised count of bits.
 
     A score is the inner product of what a canary would add and what was released, over the variance of the noise: the
     log-likelihood ratio of in and out, up to constants, if every member takes part, and its best linear stand-in if
     cohorts are sampled.
-
-    Attributes:
-      variances: of the noise on the update and on the count, in units of what a canary adds; the latter None if there
-        is no count.
     """
 
     settings: RoundSettings
-    canaries: Canaries
-    variances: tuple[float, float | None]
-
-    @classmethod
-    def of(cls, settings: RoundSettings, canaries: Canaries) -> Auditor:
-        """The auditor of rounds that are noised at the server."""
-        user = settings.release
-        assert isinstance(user, UserPrivacy)
-        stddev = user.count_stddev
-        of_count = None if stddev is None else (stddev / BIT_SENSITIVITY) ** 2
-        return cls(settings, canaries, (user.sum_noise**2, of_count))
+    canaries: Canaries | Canary
 
     def scores(
-        self, before: State, after: State, fraction: object, others: CohortSum | None = None
+        self, before: State, after: State, fraction: object, *, known: Tensor | float = 0.0, below: int = 0
     ) -> NDArray[np.float64]:
         """The scores of a round, (k,).
 
         Args:
           fraction: the released share of norms below the clip norm, if there is one.
-          others: what honest clients have sent, as the auditor knows it; None if none took part.
+          known, below: the sum of updates and of centred bits, in halves, of honest clients, as the auditor knows them.
         """
-        released, below = noised_sum(self.settings, before, after), 0
-        if others is not None:
-            part = others.part()
-            released = released - (part.values if part.grid is None else part.values.double() * part.grid.step)
-            below = part.below
-        scores = self.canaries.along(released) / (before.clip_norm * self.variances[0])
+        release = self.settings.release
+        clipping: Any = release.clipping or release
+        released = noised_sum(self.settings, before, after) - known
+        scores = self.canaries.along(released) / (release.norm(before.clip_norm) * float(clipping.sum_noise) ** 2)
         # A fraction that was clamped to 0 or 1 hides the count.
-        if self.variances[1] is None or not isinstance(fraction, float) or not 0 < fraction < 1:
+        if not isinstance(fraction, float) or not 0 < fraction < 1:
             return scores
         count = (fraction - 0.5) * self.settings.expected_cohort / BIT_SENSITIVITY - below
-        return scores + np.where(self.canaries.bits, count, -count) / self.variances[1]
+        variance = (float(clipping.count_stddev) / BIT_SENSITIVITY) ** 2
+        return scores + np.where(self.canaries.bits, count, -count) / variance
 
 
 def noised_sum(settings: RoundSettings, before: State, after: State) -> Tensor:

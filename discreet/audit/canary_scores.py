@@ -26,8 +26,9 @@ class Claim:
     adjacency: str
 
     @classmethod
-    def of(cls, plan: Plan, spent: PrivacyLedger, adjacency: str) -> Self:
+    def of(cls, plan: Plan, guarantee: str, spent: PrivacyLedger) -> Self:
         """The claim of a ledger at the delta, and by the accountant, of a run."""
+        adjacency = next(each.adjacency for each in plan.guarantees if each.name == guarantee)
         return cls(spent.epsilon(plan.run.delta, plan.run.accountant), plan.run.delta, adjacency)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
-from discreet.data.datasets import load_task
 from discreet.data.examples import Examples, Task
 from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.models.dropout import masks_from
@@ -25,11 +24,10 @@ from discreet.models.models import model_for, to_train, trainable
 from discreet.models.scattering import features_of, split_fixed
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of
-from discreet.server.plan import Plan, planned
+from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
+from discreet.settings.privacy import EXAMPLE
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.simulation.client_examples import client_examples_of
 from discreet.training.local_training import (
     ExamplePrivacy,
@@ -44,8 +42,8 @@ from discreet.training.local_training import (
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
 
-def audit_examples(config: Settings, *, canaries: int, client: int = 0, rounds: int | None = None) -> Experiment:
-    """Trains a client by DP-SGD as `config` says, with canaries among its examples, and scores them.
+def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, rounds: int | None = None) -> Experiment:
+    """Trains a client by DP-SGD as a run does, with canaries among its examples, and scores them.
 
     The client keeps its number of examples: its last ones become canaries. A canary that is out contributes nothing, as
     zero-out neighbours have it; with `data.public_num_examples` it is not there at all.
@@ -57,10 +55,8 @@ def audit_examples(config: Settings, *, canaries: int, client: int = 0, rounds: 
     Raises:
       ConfigError: there is no example-level guarantee, or the client has too few examples.
     """
-    plan = planned(config)
     if not plan.noised(EXAMPLE):
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
-    task = load_task(config.data.name, path=config.data.path)
     model, examples = model_and_examples(plan.run, task, client)
     if not 1 <= canaries <= len(examples):
         raise ConfigError(f"client {client} has room for 1 .. {len(examples)} canaries (got {canaries})")
@@ -83,8 +79,7 @@ def model_and_examples(run: ClientSettings, task: Task, client: int) -> tuple[nn
 def _experiment(plan: Plan, settings: LocalSettings, count: int, seen: Sequence[Scores]) -> Experiment:
     private, steps = _private(settings), steps_of(count, settings)
     event, total = example_event(count, settings), steps * len(seen)
-    adjacency = ZERO_OUT if private.public_num_examples is None else ADD_OR_REMOVE
-    once, claim = (Claim.of(plan, PrivacyLedger().record(event, number), adjacency) for number in (steps, total))
+    once, claim = (Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total))
     facts: Facts = {
         "canaries": len(seen[0].values),
         "examples": count,

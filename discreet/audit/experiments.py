@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from discreet.audit.answer_audit import audit_answers, audit_statistics
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.example_audit import audit_examples
 from discreet.audit.federation_audit import audit_federation
 from discreet.audit.local_audit import audit_local
-from discreet.audit.masked_audit import audit_secure, audit_shared_step
-from discreet.audit.release_audit import audit_release
+from discreet.audit.release_audit import audit_round, audit_statistics
+from discreet.audit.step_audit import audit_shared_step
 from discreet.audit.user_audit import audit_users
-from discreet.server.plan import planned
+from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
+from discreet.server.session import resolve
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
+from discreet.settings.settings import Settings, client_settings
 
 MOST_CANARIES = 500  # unless more are asked for
 NODES = 40  # canaries of each run in a federation
 RELEASES = 2000  # of each round and of either neighbour, where one release is repeated
+RATINGS, STATISTICS = "evaluation", "statistics"
 
 
 @dataclass(frozen=True)
@@ -36,33 +37,36 @@ class Asked:
 
 
 def experiment_of(config: Settings, asked: Asked) -> Experiment:
-    """Carries out the experiment.
+    """Makes the plan, once, and carries out the experiment.
 
     Raises:
       ConfigError: it can't be audited with these settings or options.
     """
-    half, releases = config.population_size // 2, asked.canaries or RELEASES
+    run = client_settings(config)
+    if asked.federation and (asked.of not in (None, USER) or asked.honest):
+        raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")
+    of = asked.of or (USER if asked.federation else next(iter(mechanisms_of(run)), USER))
+    server, user = server_mechanism(run), config.privacy.user
+    # Canaries of whole runs follow a clip norm that moves; a sum that is opened is audited by itself.
+    whole = asked.federation or server is None or not (server.masked or server.fixed_norm)
+    if asked.federation or of not in (USER, RATINGS):  # that a run would not learn is no reason not to audit it
+        user = replace(user, too_noisy="warn")
+    if of != RATINGS and whole:  # all releases are thrown away
+        user = replace(user, account=None)
+    plan, task = resolve(replace(config, privacy=replace(config.privacy, user=user)))
+    half, releases = run.user.population_size // 2, asked.canaries or RELEASES
     if asked.federation:
-        if asked.of not in (None, USER) or asked.honest:
-            raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")
-        return audit_federation(config, canaries=asked.canaries or min(half, NODES), runs=asked.runs)
-    plan = planned(config)
-    of = asked.of or next((each.name for each in plan.guarantees if each.enabled), USER)
-    masked = any(each.masked for each in plan.mechanisms.values())
-    if of == EXAMPLE and masked:
-        return audit_shared_step(config, releases=releases, client=asked.client)
+        return audit_federation(plan, canaries=asked.canaries or min(half, NODES), runs=asked.runs)
+    if of == EXAMPLE and server is not None and server.guarantee == EXAMPLE:
+        return audit_shared_step(plan, task, releases=releases, client=asked.client)
     if of == EXAMPLE:
         canaries = asked.canaries or MOST_CANARIES
-        return audit_examples(config, canaries=canaries, client=asked.client, rounds=asked.rounds)
+        return audit_examples(plan, task, canaries=canaries, client=asked.client, rounds=asked.rounds)
     if of == LOCAL:
-        return audit_local(config, releases=releases, rounds=1 if asked.rounds is None else asked.rounds)
-    if of == "statistics":
-        return audit_statistics(config, releases=releases)
-    if masked:
-        return audit_secure(config, releases=releases, of_answers=of == "evaluation")
-    if of == "evaluation":
-        return audit_answers(config, releases=releases)
-    if plan.mechanism is not None and plan.mechanism.fixed_norm is not None:  # canaries follow a clip norm that moves
-        return audit_release(config, releases=releases)
+        return audit_local(plan, releases=releases, rounds=1 if asked.rounds is None else asked.rounds)
+    if of == STATISTICS:
+        return audit_statistics(plan, task, releases=releases)
+    if of == RATINGS or not whole:
+        return audit_round(plan, releases=releases, of_answers=of == RATINGS)
     canaries = asked.canaries or min(half, MOST_CANARIES)
-    return audit_users(config, canaries=canaries, honest=asked.honest, runs=asked.runs)
+    return audit_users(plan, task, canaries=canaries, honest=asked.honest, runs=asked.runs)

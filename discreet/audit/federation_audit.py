@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,28 +32,32 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.protocol.run_lost import RunLostError
-from discreet.server.plan import Plan, plan_of, planned
+from discreet.server.plan import Plan, plan_of
 from discreet.server.run_folder import RunFolder
 from discreet.server.run_plan import round_settings
-from discreet.server.session import check_secure, resolve
+from discreet.server.session import check_secure
 from discreet.server.state import State
 from discreet.settings.extras import require
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
+from discreet.settings.settings import flat
 
 logger = logging.getLogger("discreet")
 
 LONG = 10.0  # times the clip norm: what a canary sends
 FEWEST = 20  # canaries: that no coin at all falls "in", so that no node would come, has probability 1e-6
 LOOK_SECONDS = 0.005  # a round takes longer: it writes its ledger, its row and its checkpoint to disk
+QUIET = (
+    *("resume=false", "evaluation.kind=none", "operations.metrics_port=null", "operations.predictions=false"),
+    *("privacy.user.account=null", "privacy.user.too_noisy=warn"),
+)
 NODE_PAUSE = 0.1  # times the number of nodes: the seconds between two looks of each
 
 
-def audit_federation(config: Settings, *, canaries: int = 40, runs: int = 1) -> Experiment:
-    """Runs what `config` says in a federation of processes whose nodes are canaries, and scores them.
+def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experiment:
+    """Runs a plan in a federation of processes whose nodes are canaries, and scores them.
 
-    Everything lies in a folder that is thrown away; the account of a population is not charged.
+    Everything lies in a folder that is thrown away.
 
     Args:
       canaries: nodes of each run, each in or out by a coin of its own.
@@ -65,8 +68,7 @@ def audit_federation(config: Settings, *, canaries: int = 40, runs: int = 1) -> 
       RunLostError: a run has not ended as planned, or a release was not seen.
       TimeoutError: a process or a node did not start.
     """
-    config = in_federation(config, canaries, runs)
-    plan, _ = resolve(config)
+    check_federation(plan, canaries, runs)
     require(*SERVERS, extra="deployment", why="the node proxy of a federation")
     releases = said_first(plan, canaries * runs)
     names = [str(number) for number in range(canaries)]
@@ -80,46 +82,30 @@ def audit_federation(config: Settings, *, canaries: int = 40, runs: int = 1) -> 
     return experiment_of("a federation of processes", plan, releases, seen, facts)
 
 
-def in_federation(config: Settings, canaries: int, runs: int) -> Settings:
-    """The configuration as the audited runs have it: without what would leave traces outside their folder, and without
-    a public test set, for whether a model learns is not what is asked.
-
-    Raises:
-      ConfigError: see `audit_federation`.
-    """
-    plan = planned(config)
+def check_federation(plan: Plan, canaries: int, runs: int) -> None:
+    """Raises ConfigError if a run can't be audited in a federation, see `audit_federation`."""
     check_noised(plan)
     check_secure(plan.seed)
-    if config.sampling.kind == "fixed" or config.evaluation.private or plan.accounts_itself:
+    user = plan.run.user
+    if user.sampling == "fixed" or plan.run.evaluation.private or plan.accounts_itself:
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "
             "privacy.user alone, with aggregation=plain"
         )
-    if not FEWEST <= canaries <= config.population_size or runs < 1:
+    if not FEWEST <= canaries <= user.population_size or runs < 1:
         raise ConfigError(
-            f"an audit of a federation needs {FEWEST} .. {config.population_size} canaries, nodes of the population, "
+            f"an audit of a federation needs {FEWEST} .. {user.population_size} canaries, nodes of the population, "
             f"and at least one run (got {canaries} and {runs})"
         )
-    path = None if config.data.path is None else str(Path(config.data.path).expanduser().resolve())
-    user = replace(config.privacy.user, account=None, too_noisy="warn")
-    return replace(
-        config,
-        output_dir=None,
-        resume=False,
-        data=replace(config.data, path=path),
-        evaluation=replace(config.evaluation, kind="none"),
-        operations=replace(config.operations, predictions=False),
-        privacy=replace(config.privacy, user=user),
-    )
 
 
-def words_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Settings as overrides that Hydra reads back, one for each: JSON is what it reads."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from words_of(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}={json.dumps(value, ensure_ascii=False)}"
+def words_of(asked: Mapping[str, Any]) -> list[str]:
+    """Settings as overrides that Hydra reads back, one for each, as JSON; without what would leave traces outside the
+    folder of an audited run, and without a public test set, for whether a model learns is not what is asked."""
+    settings = flat(asked)
+    if settings["data.path"] is not None:
+        settings["data.path"] = str(Path(settings["data.path"]).expanduser().resolve())
+    return [*(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()), *QUIET]
 
 
 def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) -> SeenRun:
@@ -181,14 +167,10 @@ def kept_checkpoints(run: RunFolder) -> Iterator[list[State]]:
 def scored(run: RunFolder, releases: Sequence[State], canaries: Canaries) -> SeenRun:
     """Scores the canaries by the checkpoints after each round and by the rows of metrics.csv."""
     plan, zeros = plan_of(run.read_config()), torch.zeros_like(releases[0].params)
-    auditor, start = (
-        Auditor.of(round_settings(plan), canaries),
-        State(0, zeros, zeros, plan.clip.norm),
-    )
+    auditor, states = Auditor(round_settings(plan), canaries), [State(0, zeros, zeros, plan.clip.norm), *releases]
     values = [
         auditor.scores(before, after, row["fraction_below"])
-        for (before, after), row in zip(pairwise([start, *releases]), run.read_metrics(), strict=True)
+        for (before, after), row in zip(pairwise(states), run.read_metrics(), strict=True)
     ]
-    return [Scores(each, canaries.included, centred=True) for each in values], DurableLedger(run.ledger_path).spent(
-        USER
-    )
+    spent = DurableLedger(run.ledger_path).spent(USER)
+    return [Scores(each, canaries.included, centred=True) for each in values], spent

@@ -11,29 +11,25 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Laplace, Normal
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
-from discreet.audit.repeated_release import Score, scores_of
+from discreet.audit.release_audit import LONG, Score, noise_of, scores_of
 from discreet.data.examples import Examples
 from discreet.mechanisms.laplace_step import release_step
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
-from discreet.privacy import mechanisms
-from discreet.privacy.mechanisms import laplace_step_sensitivity
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
-from discreet.server.plan import planned
+from discreet.server.plan import Plan
+from discreet.settings.privacy import LOCAL
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.training.local_training import LocalSettings, settings_without_noise
 
 COORDINATES = 8  # of what is released: more show no more, and cost time
 EXAMPLES = 4  # of a client that takes one full-batch step
-LONG = 1e4  # far beyond any clip
 
 
-def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experiment:
-    """Repeats the local mechanism of the first rounds of `config` on a canary, and on its opposite.
+def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
+    """Repeats the local mechanism of the first rounds of a run on a canary, and on its opposite.
 
     `gaussian`, `laplace`: the update is one long vector along one coordinate, or its negative. `laplace_step`: of a
     linear model's examples one has a long input, or its negative; the others are known.
@@ -41,20 +37,19 @@ def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experime
     Raises:
       ConfigError: there is no local privacy, or there are fewer rounds, or fewer than two releases.
     """
-    plan = planned(config)
     run = plan.run
-    if run.local.kind == "none":
+    if LOCAL not in plan.mechanisms:
         raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
     if not 1 <= rounds <= run.rounds:
         raise ConfigError(f"an audit needs 1 .. {run.rounds} rounds (got {rounds})")
     training, source = settings_without_noise(run.training), source_of(plan.seed).child("audit")
-    spent, seen, precision = PrivacyLedger(), [], 0.0
+    spent, seen, noises = PrivacyLedger(), [], list[float | None]()
     for number in range(1, rounds + 1):
         privacy = round_privacy(run, round_number=number)
-        assert privacy is not None
-        claim = Claim.of(plan, PrivacyLedger().record(privacy.event), "replace")
+        claim = Claim.of(plan, LOCAL, PrivacyLedger().record(privacy.event))
         seen.append((claim, scores_of(_score(privacy, training), releases, source.child("round", number))))
-        spent, precision = spent.record(privacy.event), precision + privacy.noise_multiplier**-2
+        noises.append(noise_of(privacy.event))
+        spent = spent.record(privacy.event)
     facts: Facts = {
         "kind": run.local.kind,
         "releases": releases,
@@ -62,30 +57,21 @@ def audit_local(config: Settings, *, releases: int, rounds: int = 1) -> Experime
         "noise": run.noise,
         "secure": plan.seed is None,
     }
-    claim = Claim.of(plan, spent, "replace")
-    noise = 1 / math.sqrt(precision) if run.local.kind == "gaussian" else None  # of one Gaussian, as all together are
+    claim, precisions = Claim.of(plan, LOCAL, spent), [noise**-2 for noise in noises if noise is not None]
+    noise = 1 / math.sqrt(sum(precisions)) if precisions else None  # of one Gaussian, as all together are
     return Experiment("local level", observed(seen, claim), facts, Releases(1, 1.0, noise, claim, repeated=True))
 
 
 def _score(privacy: LocalPrivacy, training: LocalSettings) -> Score:
-    """The log-likelihood ratio of a release, by an auditor who knows what either unit gives without noise."""
-    still, mechanism, sensitivity = replace(privacy, noise_multiplier=0.0), privacy.mechanism, 2 * privacy.clip_norm
-    if privacy.kind == "laplace_step":
-        sensitivity = laplace_step_sensitivity(
-            training.learning_rate, clip_norm=privacy.clip_norm, num_examples=EXAMPLES
-        )
-
-    def law(included: int) -> Normal | Laplace:
-        exact = _released(still, training, included, secure_source()).double()
-        if isinstance(mechanism, mechanisms.Gaussian):
-            return Normal(exact, mechanism.stddev(sensitivity))
-        return Laplace(exact, mechanism.scale(sensitivity))
-
-    ours, theirs = law(True), law(False)
+    """The log-likelihood ratio of a release, but for a factor that is the same in each round, by an auditor who knows
+    what either unit gives without noise."""
+    still, power = replace(privacy, noise_multiplier=0.0), 2 if privacy.kind == "gaussian" else 1
+    ours, theirs = (_released(still, training, included, secure_source()).double() for included in (1, 0))
 
     def score(included: int, source: RandomSource) -> float:
         released = _released(privacy, training, included, source).double()
-        return float((ours.log_prob(released) - theirs.log_prob(released)).sum())  # type: ignore[no-untyped-call]
+        ratio = (released - theirs).abs() ** power - (released - ours).abs() ** power
+        return float(ratio.sum()) / privacy.noise_multiplier**power
 
     return score
 

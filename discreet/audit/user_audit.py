@@ -28,13 +28,12 @@ from discreet.protocol.messages import TRAIN, TrainReply, Work
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.plan import Plan
 from discreet.server.run_plan import round_settings
-from discreet.server.session import opened, resolve
+from discreet.server.session import opened
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Brought, ReplyStats, Transport
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
@@ -44,10 +43,10 @@ logger = logging.getLogger("discreet")
 SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
-def audit_users(config: Settings, *, canaries: int, honest: int | None = None, runs: int = 1) -> Experiment:
-    """Runs what `config` says with canaries, in a folder that is thrown away, and scores them.
+def audit_users(plan: Plan, task: Task, *, canaries: int, honest: int | None = None, runs: int = 1) -> Experiment:
+    """Runs a plan with canaries, in a folder that is thrown away, and scores them.
 
-    The canaries are members of the population: `population_size`, the sampling and the noise are those of `config`. A
+    The canaries are members of the population: `population_size`, the sampling and the noise are those of the plan. A
     canary that is drawn into a cohort sends its direction, as long as the clip norm, and its bit; the server clips it
     as anybody's. If neighbours differ by adding or removing a client, a canary that is out is no member. If they differ
     by replacing one (cohorts of a fixed size), it is a member and sends the opposite of what it would send.
@@ -60,16 +59,14 @@ def audit_users(config: Settings, *, canaries: int, honest: int | None = None, r
     Raises:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
     """
-    # No account of a population is charged: the releases are thrown away.
-    user = replace(config.privacy.user, account=None)
-    plan, task = resolve(replace(config, privacy=replace(config.privacy, user=user)))
     check_noised(plan)
-    if not 1 <= canaries <= config.population_size or runs < 1:
+    population = plan.run.user.population_size
+    if not 1 <= canaries <= population or runs < 1:
         raise ConfigError(
-            f"an audit needs 1 .. {config.population_size} canaries, members of the population, and at least one run "
+            f"an audit needs 1 .. {population} canaries, members of the population, and at least one run "
             f"(got {canaries} and {runs})"
         )
-    most = min(config.population_size - canaries, config.data.num_clients)
+    most = min(population - canaries, plan.run.data.num_clients)
     honest = most if honest is None else honest
     if not 0 <= honest <= most:
         raise ConfigError(f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})")
@@ -120,7 +117,7 @@ def _user(plan: Plan) -> UserPrivacy:
 
 
 def _claim(plan: Plan, spent: PrivacyLedger) -> Claim:
-    return Claim.of(plan, spent, plan.guarantees[0].adjacency)
+    return Claim.of(plan, USER, spent)
 
 
 def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
@@ -133,7 +130,7 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
         canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))
         inner, replaced = virtual_clients(session, held) if honest else None, plan.run.user.sampling == "fixed"
         transport = CanaryTransport(inner, canaries, honest=honest, user=user, replaced=replaced)
-        auditor, rounds = Auditor.of(round_settings(plan), canaries), list[Scores]()
+        auditor, rounds = Auditor(round_settings(plan), canaries), list[Scores]()
         before, after = context.state, context.state
 
         def evaluate(now: State) -> EvaluationResult:
@@ -142,7 +139,9 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
             return unrated()
 
         def score(row: Mapping[str, object]) -> None:
-            values = auditor.scores(before, after, row["fraction_below"], transport.others)
+            others = transport.others.part()
+            known, fraction = others.in_floats, row["fraction_below"]
+            values = auditor.scores(before, after, fraction, known=known, below=others.below)
             rounds.append(Scores(values, canaries.included, centred=not replaced))
 
         TrainingRun(context, transport=transport, evaluate=evaluate, on_round=score).run()

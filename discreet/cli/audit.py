@@ -38,7 +38,7 @@ from discreet.audit.verdict import ASSUMES, FALSE_ALARM, SIGNIFICANCE, Judgement
 from discreet.cli.console import print_table
 from discreet.deployment.interruption import ending
 from discreet.logs import log_to
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 
@@ -68,7 +68,7 @@ def command(
         raise ConfigError(f"--false-alarm must be within (0, {SIGNIFICANCE}] (got {false_alarm})")
     if run and overrides:
         raise ConfigError("--run takes the settings of that run: give no others")
-    config = RunFolder(run.expanduser().resolve()).read_config() if run else run_config(overrides or [])
+    config = RunFolder(run.expanduser().resolve()).read_config() if run else asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
     with ending(lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"):
         experiment = experiment_of(config, Asked(of, federation, canaries, rounds, client, runs, honest))

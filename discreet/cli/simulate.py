@@ -30,8 +30,8 @@ from typer import Option
 from discreet.cli.sweep import Sweep, sweep_of
 from discreet.deployment.interruption import ending, interrupt_below, not_begun, resumable
 from discreet.logs import log_to
-from discreet.server.resuming import run_config
-from discreet.server.run_folder import RunFolder, with_output_folder
+from discreet.server.resuming import asked_settings
+from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import hydra_on_conf
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -56,7 +56,7 @@ def command(
             return _sweep(sweep, jobs or 1)
         if jobs is not None:
             raise ConfigError("--jobs is of a sweep: --multirun, with lists of values")
-        config = with_output_folder(run_config(words))
+        config = asked_settings(words)
         log_to(sys.stdout, log_format=config.operations.log_format)
         with resumable(RunFolder(Path(str(config.output_dir))), "discreet", "simulate"):
             simulate(config, progress=sys.stdout)
@@ -67,9 +67,9 @@ def _sweep(sweep: Sweep, at_a_time: int) -> int:
     print(f"{len(sweep.runs)} runs are checked before the first one starts; they will lie in {sweep.folder}")
     jobs = sweep.jobs()
     if at_a_time > 1:
-        check_parallel([job.config for job in jobs])
+        check_parallel([job.plan for job in jobs])
     sweep.save()
-    log_to(sys.stdout, log_format=jobs[0].config.operations.log_format)
+    log_to(sys.stdout, log_format=jobs[0].plan.operations.log_format)
     again = sweep.go_on(at_a_time)
     with ending(partial(interrupt_below, sweep.folder, f"to go on: {again}")):
         tally = run_all(jobs, at_a_time=at_a_time, shared=sweep.folder)

@@ -21,8 +21,7 @@ from discreet.data.datasets import load_task
 from discreet.evaluation.asked_data import written_statistics
 from discreet.evaluation.private_statistics import data_query
 from discreet.queries.query import STATISTICS
-from discreet.server.resuming import run_config
-from discreet.server.run_folder import with_output_folder
+from discreet.server.resuming import asked_settings
 from discreet.server.session import prepare
 from discreet.settings.settings import client_settings
 from discreet.simulation.in_process import data_answers
@@ -30,7 +29,7 @@ from discreet.simulation.in_process import data_answers
 
 def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")] = None) -> None:
     """Asks, prints and writes."""
-    config = with_output_folder(run_config(overrides or []))
+    config = asked_settings(overrides or [])
     # That a run with these settings would not learn is no reason not to ask.
     user = replace(config.privacy.user, too_noisy="warn")
     config = replace(config, privacy=replace(config.privacy, user=user))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -21,9 +22,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from discreet.deployment.interruption import override
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.compose import hydra_on_conf, load_config, parse_config
-from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.job import Job
 
@@ -83,21 +82,21 @@ class Sweep:
                 config = load_config(overrides, of_sweep=True)
                 if config.output_dir is not None:
                     raise ConfigError("output_dir is chosen by a sweep: give hydra.sweep.dir=FOLDER")
-                decided = parse_config(check(config).written).privacy
+                plan = check(config)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            found.append(Job(name, folder, config, partial(_run, config, decided, folder, name)))
+            found.append(Job(name, folder, plan, partial(_run, plan.asked, plan.written, folder, name)))
         return found
 
 
-def _run(config: Settings, decided: PrivacyConfig, files: RunFolder, name: str) -> None:
+def _run(asked: dict[str, Any], decided: dict[str, Any], files: RunFolder, name: str) -> None:
     if state_of(files) in OVER and (files.path / "privacy.json").exists():
         logger.info("%s has ended already, and is kept", name)
         return
     logger.info("%s", name)
     begun = files.ledger_path.exists() or (files.path / "config.yaml").exists()
-    mine = replace(config, output_dir=str(files.path), resume=begun)
-    simulate(mine, decided=decided, progress=sys.stdout)
+    config = parse_config({**asked, "output_dir": str(files.path), "resume": begun})
+    simulate(config, decided=parse_config(decided).privacy, progress=sys.stdout)
 
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:

@@ -32,6 +32,7 @@ from typer import Option
 from discreet.cli.sweep import composed
 from discreet.deployment.interruption import ending, interrupt_below, not_begun
 from discreet.logs import log_to
+from discreet.server.plan import planned
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
@@ -62,15 +63,15 @@ def command(
         if resume and (overrides or output is None):
             raise ConfigError("--resume needs --output, the folder of the tune to go on with, and no settings")
         tune = read_tune(folder) if resume else Tune(overrides or [], trials, mean, max_epsilon, [])
-        configs = candidates_of(tune.overrides)
+        plans = list(map(planned, candidates_of(tune.overrides)))
         if not resume:
-            print(price(tune, configs))
+            print(price(tune, plans))
             if cost:
                 return 0
-            tune = drawn(tune, configs, folder)
+            tune = drawn(tune, plans, folder)
         if jobs > 1:
-            check_parallel(configs)
-        runs = trial_jobs(tune, configs, folder / "trials")
+            check_parallel(plans)
+        runs = trial_jobs(tune, plans, folder / "trials")
         again = f"discreet tune --resume --output {shlex.quote(str(folder))}" + (jobs > 1) * f" --jobs {jobs}"
         with ending(partial(interrupt_below, folder / "trials", f"nothing was chosen; to go on: {again}")):
             tally = run_all(runs, at_a_time=jobs, shared=folder / "trials")
@@ -78,7 +79,7 @@ def command(
             tally.tell_failures(f"{again}; until then nothing is chosen")
             return 1
         if runs:
-            print(publish_best(tune, configs, [job.folder for job in runs], folder))
+            print(publish_best(tune, plans, [job.folder for job in runs], folder))
         else:
             print("no trial was drawn: there is nothing to publish")
     return 0

@@ -27,7 +27,7 @@ from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.logs import log_to
 from discreet.protocol.run_lost import RunLostError
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import (
     OVER,
     RunFolder,
@@ -35,7 +35,6 @@ from discreet.server.run_folder import (
     check_output,
     read_status,
     state_of,
-    with_output_folder,
 )
 from discreet.server.session import resolve
 from discreet.settings.extras import require
@@ -122,7 +121,7 @@ def run_app(words: Sequence[str], *, program: str) -> int:
     """
     log_to(sys.stderr)
     require("ray", extra="simulation", why="Flower's simulation")
-    config = with_output_folder(run_config(words))
+    config = asked_settings(words)
     run = check_output(config.output_dir, resume=config.resume)
     plan, _ = resolve(config)
     if plan.resume:

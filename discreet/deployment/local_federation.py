@@ -37,8 +37,8 @@ from discreet.deployment.interruption import override, resumable
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.protocol.run_lost import RunLostError
-from discreet.server.resuming import run_config
-from discreet.server.run_folder import RunFolder, check_output, read_status, state_of, with_output_folder
+from discreet.server.resuming import asked_settings
+from discreet.server.run_folder import RunFolder, check_output, read_status, state_of
 from discreet.server.session import check_secure, resolve
 from discreet.settings.extras import require
 from discreet.settings.places import PACKAGE, app_folder
@@ -265,7 +265,7 @@ def main(words: Sequence[str]) -> int:
     try:
         nodes = demonstration(arguments.nodes) if arguments.data is None else owned(arguments.data)
         defaults = ["experiment=deployment", f"data.num_clients={len(nodes)}", f"sampling.min_nodes={len(nodes)}"]
-        config = with_output_folder(run_config(arguments.overrides, defaults=defaults))
+        config = asked_settings(arguments.overrides, defaults=defaults)
         app_folder()
         require(*SERVERS, extra="deployment", why="the node proxy of a federation")
         run = check_output(config.output_dir, resume=config.resume)

@@ -18,7 +18,7 @@ from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
 from discreet.queries.answers import NoisedBlock, rising
 from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import Query, Sums
-from discreet.queries.scores import BY_NOISE, ERROR, Rated, unrated
+from discreet.queries.scores import BY_NOISE, ERROR, Rated
 from discreet.server.round import RoundSettings
 from discreet.server.run_folder import RunFolder, replace_file
 from discreet.settings.evaluation import EvaluationConfig
@@ -27,7 +27,6 @@ from discreet.settings.rules import ConfigError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Unrated = unrated
 ROC_FILE = "roc.csv"
 LARGEST_ERROR = 0.02  # of an accuracy: with more, differences between models drown
 

@@ -18,7 +18,6 @@ from discreet.data.examples import TaskShape
 from discreet.flower.array_layout import ArrayLayout
 from discreet.flower.strategy_settings import check_search
 from discreet.ledger.durable_ledger import LedgerError
-from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
@@ -31,7 +30,7 @@ from discreet.server.session import check_secure
 from discreet.server.state import State
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings, client_settings
+from discreet.settings.settings import Settings
 
 logger = logging.getLogger("discreet")
 
@@ -101,9 +100,8 @@ def open_app(
     if asked.resume:
         plan = _plan(same_settings(asked), asked, num_params)
     else:
-        decided = resolve_noise(asked, Sizes(num_params))
-        check_search(decided, count_stddev(client_settings(decided)))
-        plan = _plan(decided, asked, num_params)
+        plan = _plan(resolve_noise(asked, Sizes(num_params)), asked, num_params)
+        check_search(plan)
     folder = check_output(plan.output, resume=plan.resume)
     resumed = _read_arrays(folder, layout) if plan.resume else None
     check_noise(plan, lambda rounds: _plan(resolve_noise(replace(asked, rounds=rounds)), asked, num_params))

@@ -26,7 +26,7 @@ from discreet.models.models import frozen_digest
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.run_end import end_run
 from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_context import interruptible
 from discreet.server.run_folder import change_state, state_of
 from discreet.server.run_plan import answers_of
@@ -83,7 +83,7 @@ def config_of(context: Context, *, bundle: Path | None = None) -> Settings:
         raise ConfigError("this run brings a package discreet of its own: leave it out of fab-include")
     words, machine = str(context.run_config.get("overrides", "")), os.environ.get(OVERRIDES_VARIABLE, "")
     conf = None if bundle is None else bundle / "conf"
-    return run_config(shlex.split(words), defaults=shlex.split(machine), conf=conf)
+    return asked_settings(shlex.split(words), defaults=shlex.split(machine), conf=conf)
 
 
 def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from discreet.ledger.durable_ledger import LedgerError
+from discreet.mechanisms.central_gaussian import count_stddev
+from discreet.mechanisms.mechanism import expected_cohort
+from discreet.server.plan import Plan
 from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import PLAIN, SECURE
@@ -279,10 +282,10 @@ def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
     return {**asked, "norm": FIRST_NORM, "max": LARGEST_NORM if most is None else most, "search_rate": SEARCH_RATE}
 
 
-def check_search(config: Settings, count_stddev: float | None) -> None:
+def check_search(plan: Plan) -> None:
     """Raises ConfigError if the clip norm is to be searched for, and noise on the bits would hide where it is."""
-    share = (count_stddev or 0.0) / config.expected_cohort
-    if config.privacy.user.clip.search_rate and share >= LARGEST_DOUBT:
+    share = (count_stddev(plan.run) or 0.0) / expected_cohort(plan.run)
+    if plan.clip.search_rate and share >= LARGEST_DOUBT:
         raise ConfigError(
             "privacy.user.clip.norm must be given, as long as a node's difference is, by public data: the share of "
             f"differences within it can't be told, for its noise has a standard deviation of {share:.2g}, and "

@@ -26,7 +26,7 @@ class LaplaceStep(Mechanism):
     run: ClientSettings
     guarantee: ClassVar[str] = LOCAL
     at_client: ClassVar[bool] = True
-    batched: ClassVar[bool] = False
+    unbatched: ClassVar[str] = "privacy.local.kind=laplace_step"
     reported: ClassVar[tuple[str, ...]] = EPSILONS
     deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.mechanisms.central_gaussian import (
@@ -25,7 +25,7 @@ from discreet.mechanisms.central_gaussian import (
 from discreet.mechanisms.mechanism import NOT_COVERED, Released, Round, ServerMechanism, ServerRelease, Statement
 from discreet.privacy.quantile import default_count_stddev
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
@@ -53,19 +53,19 @@ class MaskedGaussian(ServerMechanism):
 
     def statement(self, *, account: bool = False) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
-        one = f"one {who(self.run)}'s update counts as zero, and it still takes part and adds its noise"
         how = (
             f"DP-FedAvg with {clip_kind(self.run)} clip norm, everybody in every round, on whole numbers; each client "
-            "adds discrete Gaussian noise and masks"
+            "adds discrete Gaussian noise and masks, of which the server reads the sum alone"
         )
-        return Statement(
+        one = f"one {who(self.run)}'s update counts as zero, and it still takes part and adds its noise"
+        said = masked_statement(self.run, how, joined="update and bits together, ")
+        return replace(
+            said,
             unit=unit(self.run),
             adjacency=f"zero-out: {one}",
-            trusted=trusted(self.run),
-            observer=observer(self.run),
-            mechanism=f"{how}, of which the server reads the sum alone; {lost(self.run)}{rated}",
-            accounting=accounting(self.run, "update and bits together, ") + priced,
-            not_covered=(*not_covered(self.run), *runs_and_nodes(self.run, account=account)),
+            mechanism=said.mechanism + rated,
+            accounting=said.accounting + priced,
+            not_covered=(*said.not_covered, *runs_and_nodes(self.run, account=account)),
         )
 
     @property
@@ -196,32 +196,22 @@ def threshold(run: ClientSettings) -> Mapping[str, object]:
     return {"privacy.secure.threshold": run.secure.threshold_of(run.user.population_size)}
 
 
-def trusted(run: ClientSettings) -> str:
-    nodes = run.user.population_size
-    honest = nodes - run.secure.colluding
-    return f"not the server: that at least {honest} of the {nodes} clients are honest and add their noise"
-
-
-def observer(run: ClientSettings) -> str:
-    return f"everybody else: the server and up to {run.secure.colluding} of the clients, who know who takes part"
-
-
-def lost(run: ClientSettings) -> str:
-    return f"up to {run.secure.dropouts} clients may be lost in a round"
-
-
-def accounting(run: ClientSettings, joined: str = "") -> str:
-    summands = run.secure.summands(run.user.population_size)
-    return (
-        f"a sum of {summands} clients' discrete Gaussians a round, the least that is left of honest ones; "
-        f"{joined}not amplified; by RDP"
-    )
-
-
-def not_covered(run: ClientSettings) -> tuple[str, ...]:
-    return (
-        *NOT_COVERED,
-        "who takes part in a round, and who is lost in it",
-        f"more than {run.secure.colluding} clients that tell the server what they know",
-        "what a dishonest client sends: nobody sees it, and it can spoil the model",
+def masked_statement(run: ClientSettings, how: str, *, joined: str = "") -> Statement:
+    """The parts that statements about masked sums have in common. `how`: a client's part, in words; `joined`: the
+    releases that are accounted together."""
+    nodes, lost, bad = run.user.population_size, run.secure.dropouts, run.secure.colluding
+    return Statement(
+        unit="one example of one client",
+        adjacency=ADD_OR_REMOVE,
+        trusted=f"not the server: that at least {nodes - bad} of the {nodes} clients are honest and add their noise",
+        observer=f"everybody else: the server and up to {bad} of the clients, who know who takes part",
+        mechanism=f"{how}; up to {lost} clients may be lost in a round",
+        accounting=f"a sum of {run.secure.summands(nodes)} clients' discrete Gaussians a round, the least that is left "
+        f"of honest ones; {joined}not amplified; by RDP",
+        not_covered=(
+            *NOT_COVERED,
+            "who takes part in a round, and who is lost in it",
+            f"more than {bad} clients that tell the server what they know",
+            "what a dishonest client sends: nobody sees it, and it can spoil the model",
+        ),
     )

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.mechanisms.local_dp_sgd import EXAMPLE_SETTINGS
 from discreet.mechanisms.masked_gaussian import (
     SECURE_SETTINGS,
     MaskedSum,
-    accounting,
     cohort,
-    lost,
-    not_covered,
-    observer,
+    masked_statement,
     resolved,
     threshold,
-    trusted,
     unaccounted,
 )
 from discreet.mechanisms.mechanism import (
@@ -30,7 +26,7 @@ from discreet.mechanisms.mechanism import (
     shared_examples,
 )
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PLANNED, ClipConfig, Sizes
+from discreet.settings.privacy import EXAMPLE, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -56,22 +52,15 @@ class MaskedStep(ServerMechanism):
     fixed_norm: ClassVar[str] = "privacy.example.clip_norm"
 
     def statement(self, *, account: bool = False) -> Statement:
-        return Statement(
-            unit="one example of one client",
-            adjacency=ADD_OR_REMOVE,
-            trusted=f"{trusted(self.run)}; and the client itself",
-            observer=observer(self.run),
-            mechanism="one step a round over all examples of all clients, on whole numbers: each client adds up a "
-            "clipped gradient of each of its examples, and adds discrete Gaussian noise and masks; the server reads "
-            f"the sum alone; {lost(self.run)}",
-            accounting=accounting(self.run),
-            not_covered=(
-                *not_covered(self.run),
-                ONE_PERSON,
-                "earlier runs over the same examples, in the server's account: each client's own ledger adds them up",
-                *shared_examples(self.run),
-            ),
+        how = (
+            "one step a round over all examples of all clients, on whole numbers: each client adds up a clipped "
+            "gradient of each of its examples, and adds discrete Gaussian noise and masks; the server reads the sum "
+            "alone"
         )
+        said = masked_statement(self.run, how)
+        earlier = "earlier runs over the same examples, in the server's account: each client's own ledger adds them up"
+        uncovered = (*said.not_covered, ONE_PERSON, earlier, *shared_examples(self.run))
+        return replace(said, trusted=f"{said.trusted}; and the client itself", not_covered=uncovered)
 
     @property
     def decided(self) -> Mapping[str, object]:

@@ -119,7 +119,7 @@ class Mechanism(Protocol):
       masked: True if the server reads one sum that it opens, and no reply of a client.
       at_server: True if the server's ledger is charged for a round: see `ServerMechanism`.
       at_client: True if each client's own ledger is charged for what it sends.
-      batched: True if a simulation can train many of its clients at a time.
+      unbatched: the setting that keeps a simulation from training many of its clients at a time; None if it can.
       reported: the epsilons that clients report of it, by their names in a reply.
       deciding: the settings that decide what a release costs, which a resumed run has to keep.
     """
@@ -129,7 +129,7 @@ class Mechanism(Protocol):
     masked: ClassVar[bool] = False
     at_server: ClassVar[bool] = False
     at_client: ClassVar[bool] = False
-    batched: ClassVar[bool] = True
+    unbatched: ClassVar[str | None] = None
     reported: ClassVar[tuple[str, ...]] = ()
     deciding: ClassVar[tuple[str, ...]] = ()
 
@@ -143,6 +143,11 @@ class Mechanism(Protocol):
     def answer_noise(self, l1_norm: float = 1.0) -> AnswerNoise | None:
         """The noise that a client draws on answers of at most this L1 norm by itself; None if it draws none."""
         return None
+
+    @property
+    def kind(self) -> str:
+        """The law of its noise, if its settings name one."""
+        return str(getattr(getattr(self.run, self.guarantee), "kind", ""))
 
     @property
     def finite(self) -> tuple[str, ...]:

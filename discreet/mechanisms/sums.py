@@ -53,6 +53,11 @@ class PartialReply:
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
 
+    @property
+    def in_floats(self) -> Tensor:
+        """The updates' sum, float64."""
+        return self.values if self.grid is None else self.values.double() * self.grid.step
+
 
 @dataclass(frozen=True, eq=False)
 class UnopenedSum:

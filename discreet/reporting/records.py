@@ -16,11 +16,10 @@ from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import Rated, main_score, rated_in
 from discreet.server.plan import Plan, plan_of
 from discreet.server.private_selection import model_row
-from discreet.server.resuming import flat
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings, described
+from discreet.settings.settings import Settings, described, flat
 
 Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.calibration import noise_multiplier_for_releases
@@ -17,7 +16,7 @@ from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import OperationsConfig, RayConfig, Settings, client_settings, described
+from discreet.settings.settings import OperationsConfig, RayConfig, Settings, client_settings, described, flat
 
 if TYPE_CHECKING:
     from discreet.queries.query import Query
@@ -114,11 +113,10 @@ class Plan:
         name = f"privacy.{guarantee}.max_epsilon"
         return ServerBudget(largest, self.run.delta, self.run.accountant, name=name, guarantee=guarantee)
 
-    def noised(self, guarantee: str, *, masked: bool = False) -> bool:
-        """True if a guarantee is on, with noise, by a mechanism that masks what clients send or by one that does
-        not."""
+    def noised(self, guarantee: str) -> bool:
+        """True if a guarantee is on, with noise."""
         mechanism = self.mechanisms.get(guarantee)
-        return mechanism is not None and mechanism.masked == masked and terms_of(mechanism).noise_multiplier != 0
+        return mechanism is not None and terms_of(mechanism).noise_multiplier != 0
 
 
 def plan_of(
@@ -148,7 +146,7 @@ def plan_of(
         operations=decided.operations,
         round_timeout=decided.server.round_timeout,
         min_nodes=decided.sampling.min_nodes,
-        deciding=_deciding(decided),
+        deciding=_deciding(client_settings(decided), flat(asdict(decided))),
         written=described(decided),
         asked=described(asked or decided),
         num_params=num_params,
@@ -198,18 +196,17 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     return replace(settings, privacy=replace(settings.privacy, **{mechanism.guarantee: resolved}))
 
 
-def _deciding(decided: Settings) -> dict[str, object]:
-    mechanisms = table.mechanisms_of(client_settings(decided)).values()
+def _deciding(run: ClientSettings, decided: Mapping[str, object]) -> dict[str, object]:
+    mechanisms = table.mechanisms_of(run).values()
     names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
-    names += ("privacy.user.mechanism",) if decided.privacy.user.mechanism is not None else ()
-    names += OF_RATINGS if decided.evaluation.private else ()
-    names += OF_DATA if decided.data.normalise == "private" else ()
-    names += ("data.examples_per_client",) if decided.data.examples_per_client is not None else ()
-    facts: dict[str, object] = {name: attrgetter(name)(decided) for name in names}
-    facts["sampling.probability"] = decided.sampling_probability
-    facts["sampling.population_size"] = decided.population_size
+    names += ("privacy.user.mechanism",) if run.user.mechanism is not None else ()
+    names += OF_RATINGS if run.evaluation.private else ()
+    names += OF_DATA if run.data.normalise == "private" else ()
+    names += ("data.examples_per_client",) if run.data.examples_per_client is not None else ()
+    names += ("sampling.population_name",) if decided["privacy.user.account"] is not None else ()
+    facts = {name: decided[name] for name in names}
+    facts["sampling.probability"] = run.user.probability
+    facts["sampling.population_size"] = run.user.population_size
     for each in mechanisms:
         facts |= each.decided
-    if decided.privacy.user.account is not None:
-        facts["sampling.population_name"] = decided.sampling.population_name
     return facts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from discreet.server.run_folder import ASKED, RunFolder
+from discreet.server.run_folder import ASKED, RunFolder, output_folder
 from discreet.settings.compose import hydra_on_conf, load_config, parse_config
 from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
+from discreet.settings.settings import Settings, described, flat
 from discreet.settings.training import FLOWER_APP
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
@@ -30,8 +29,8 @@ TARGET = "privacy.user.target_epsilon"
 Flat = Mapping[str, Any]
 
 
-def run_config(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None) -> Settings:
-    """The configuration that overrides ask for; with `resume=true` that of the run in output_dir.
+def asked_settings(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None) -> Settings:
+    """The settings that overrides ask for; with `resume=true` those of the run in output_dir. The run folder is named.
 
     A run that goes on keeps its noise, its budget as it stands, and all that decides privacy. Overrides may repeat what
     it has, and change what `CHANGEABLE` names; an experiment may be repeated, and changes nothing.
@@ -49,15 +48,18 @@ def run_config(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path
 
         asked = compose(config_name="config", overrides=list(words))
     if asked.resume is not True:
-        return load_config([*defaults, *words], conf=conf)
+        config = load_config([*defaults, *words], conf=conf)
+        return replace(config, output_dir=str(output_folder(config.output_dir)))
     if asked.output_dir is None:
         raise ConfigError("output_dir must be given with resume=true: the folder of the run that goes on")
-    path = Path(str(asked.output_dir)).expanduser().resolve()
+    path = output_folder(str(asked.output_dir))
     before, wanted = RunFolder(path).read_config(), cast(Flat, OmegaConf.to_container(asked, resolve=True))
     if before.model.name == FLOWER_APP:
         raise ConfigError(f"output_dir={path} is a run of another Flower app: it goes on there, by resume=True")
-    changed = _changed(words, before, wanted, conf)
-    return replace(changed, output_dir=str(path), resume=True)
+    settings = OmegaConf.create(described(before))
+    for name, value in _changes(words, flat(described(before)), wanted, conf).items():
+        OmegaConf.update(settings, name, value)
+    return replace(parse_config(settings), output_dir=str(path), resume=True)
 
 
 def same_settings(asked: Settings) -> Settings:
@@ -66,31 +68,31 @@ def same_settings(asked: Settings) -> Settings:
     Raises:
       ConfigError: one line that names a setting that is not what it was, and is not among `CHANGEABLE`.
     """
-    folder = RunFolder(Path(str(asked.output_dir)).expanduser().resolve())
+    folder = RunFolder(output_folder(asked.output_dir))
     before = folder.read_config()
-    was, now = (flat(dataclasses.asdict(config)) for config in (folder.read_config(name=ASKED), asked))
+    was, now = (flat(described(config)) for config in (folder.read_config(name=ASKED), asked))
     for name, value in now.items():
         if name not in WHICH_RUN and not _is_changeable(name) and value != was[name]:
             raise ConfigError(f"{name}={value} can't change a run that is resumed: it has {name}={was[name]}")
     return replace(asked, privacy=before.privacy)
 
 
-def _changed(words: Sequence[str], before: Settings, asked: Flat, conf: Path | None) -> Settings:
-    kept, wanted = flat(dataclasses.asdict(before)), flat(asked)
-    changes: dict[str, object] = {}
+def _changes(words: Sequence[str], kept: Flat, asked: Flat, conf: Path | None) -> dict[str, object]:
+    """What words change of the flat settings that a run has."""
+    wanted, changes = flat(asked), dict[str, object]()
     for word, name in _given(words, [*kept, *wanted], conf_for(words, conf or conf_folder())):
         if name == TARGET:
-            _check_target(word, wanted[name], before)
+            _check_target(word, wanted[name], kept)
         elif name not in WHICH_RUN and wanted.get(name) != kept.get(name):
             if word.startswith("experiment=") and _is_changeable(name):
                 continue
-            if not _may_change(name, before):
+            if not _may_change(name, kept):
                 raise ConfigError(
                     f"{word} can't change a run that is resumed: it has {name}={kept.get(name)}. What may change is "
-                    f"{', '.join(free for free in CHANGEABLE if _may_change(free, before))}"
+                    f"{', '.join(free for free in CHANGEABLE if _may_change(free, kept))}"
                 )
             changes[name] = wanted[name]
-    return parse_config(_with(before, changes))
+    return changes
 
 
 def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[tuple[str, str]]:
@@ -106,13 +108,13 @@ def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[t
                 yield str(word.input_line), name
 
 
-def _check_target(word: str, target: float | None, before: Settings) -> None:
+def _check_target(word: str, target: float | None, kept: Flat) -> None:
     """The noise that a target chose is in the configuration, the target itself only as the budget that it became."""
-    user = before.privacy.user
-    if target is not None and target != user.max_epsilon:
+    noise, budget = kept["privacy.user.noise_multiplier"], kept["privacy.user.max_epsilon"]
+    if target is not None and target != budget:
         raise ConfigError(
-            f"{word} can't change a run that is resumed: it keeps its noise multiplier {user.noise_multiplier} and its "
-            f"budget {user.max_epsilon}; leave it out"
+            f"{word} can't change a run that is resumed: it keeps its noise multiplier {noise} and its budget "
+            f"{budget}; leave it out"
         )
 
 
@@ -120,22 +122,7 @@ def _is_changeable(name: str) -> bool:
     return any(name == free or name.startswith(f"{free}.") for free in CHANGEABLE)
 
 
-def _may_change(name: str, before: Settings) -> bool:
+def _may_change(name: str, kept: Flat) -> bool:
     if name == "rounds":  # they decide the noise of clients that have a total to spread over them
-        return before.privacy.example.target_epsilon is None and before.privacy.local.epsilon is None
+        return kept["privacy.example.target_epsilon"] is None and kept["privacy.local.epsilon"] is None
     return _is_changeable(name)
-
-
-def _with(before: Settings, changes: Mapping[str, object]) -> dict[str, Any]:
-    settings = OmegaConf.create(dataclasses.asdict(before))
-    for name, value in changes.items():
-        OmegaConf.update(settings, name, value)
-    return cast(dict[str, Any], OmegaConf.to_container(settings))
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found

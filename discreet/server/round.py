@@ -62,6 +62,10 @@ class CohortSampling:
 class AnswerRelease(Protocol):
     """The release of a cohort's answers to a query: see `discreet.evaluation.answer_sum`."""
 
+    @property
+    def length(self) -> int:
+        """Of an answer."""
+
     def empty(self) -> Answers:
         """A sum of no answers."""
 

@@ -18,7 +18,6 @@ from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import epsilon_lines, privacy_facts
 from discreet.server.run_folder import ASKED, RunFolder, change_state, check_output, note_interruption, only_writer
 from discreet.server.state import Outcome, State, initial_state
-from discreet.settings.privacy import LOCAL
 
 logger = logging.getLogger("discreet")
 
@@ -102,7 +101,7 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
 def guarantee_lines(plan: Plan) -> Iterator[str]:
     """Yields a line for each guarantee that is on, with its noise or its target."""
     for name, mechanism in plan.mechanisms.items():
-        terms, kind = terms_of(mechanism), f" ({plan.run.local.kind})" if name == LOCAL else ""
+        terms, kind = terms_of(mechanism), f" ({mechanism.kind})" if mechanism.kind else ""
         noise = f"noise for a target epsilon of {terms.target:g}" if terms.target is not None else ""
         if terms.noise_multiplier is not None:
             noise = f"noise multiplier {terms.noise_multiplier:.4g}"

@@ -230,11 +230,6 @@ def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
-def with_output_folder(config: Settings) -> Settings:
-    """The configuration with an absolute run folder, named by the time if none is given."""
-    return replace(config, output_dir=str(output_folder(config.output_dir)))
-
-
 def output_folder(output_dir: str | None) -> Path:
     """The absolute path of a run folder, named by the time if none is given."""
     stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")

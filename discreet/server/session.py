@@ -18,7 +18,6 @@ from discreet.data.examples import Task
 from discreet.data.partition import BY_CLASS, SAMPLED, task_partition
 from discreet.data.targets import CLASSES
 from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
-from discreet.evaluation.private_evaluation import Unrated
 from discreet.evaluation.private_statistics import normaliser_in, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.models.model_check import check_fits, num_params_of
@@ -26,13 +25,14 @@ from discreet.models.models import flatten_parameters, load_parameters, model_fo
 from discreet.models.scattering import features_of, split_fixed
 from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, Query, query_of
+from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import check_noise
 from discreet.server.plan import Plan, plan_of, resolve_noise
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome, State
-from discreet.server.training_run import OnRound, Scores, TrainingRun
+from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig
@@ -68,18 +68,18 @@ class Session:
         """The folder that the run is written to."""
         return self.context.folder
 
-    def evaluation(self) -> Callable[[State], Scores]:
+    def evaluation(self) -> Callable[[State], EvaluationResult]:
         """Of the model after a round, on the test set, whose fixed features are computed once; says nothing if the run
         has none."""
         run, query = self.plan.run, self.plan.query
         if run.evaluation.kind != "public":
-            nothing = Unrated(query.names() if query else ())
+            nothing = unrated(query.names() if query else ())
             return lambda _: nothing
         fixed, model = split_fixed(self.model)
         test = self.task.test if fixed is None else features_of(fixed, self.task.test)
         loss, target = loss_of(run.task), self.task.shape.target
 
-        def scores(after: State) -> Scores:
+        def scores(after: State) -> EvaluationResult:
             load_parameters(model, after.params)
             return evaluate(model, test, loss=loss, target=target)
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 OnRound = Callable[[Mapping[str, object]], None]
-Scores = EvaluationResult
 
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
 PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end

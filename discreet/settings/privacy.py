@@ -197,11 +197,6 @@ class UserPrivacyConfig:
     def __post_init__(self) -> None:
         _check_level("user", self)
 
-    @property
-    def secure(self) -> bool:
-        """True if the server reads nothing but masked sums, which clients noise."""
-        return self.enabled and self.aggregation == SECURE
-
 
 @section("privacy.")
 class PrivacyConfig:

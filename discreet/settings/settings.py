@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from discreet.logs import LOG_FORMATS
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import EvaluationConfig
-from discreet.settings.privacy import PrivacyConfig
+from discreet.settings.privacy import PLAIN, PrivacyConfig
 from discreet.settings.ranges import (
     Count,
     CountOrZero,
@@ -132,11 +133,6 @@ class Settings:
         """The chance that a client is in a round's cohort."""
         return 1.0 if self.sampling.kind == "everyone" else self.sampling.probability
 
-    @property
-    def expected_cohort(self) -> float:
-        """q * population_size, the public denominator of a round's average."""
-        return self.sampling_probability * self.population_size
-
 
 def _check_cohort(config: Settings) -> None:
     if config.population_size < config.data.num_clients:
@@ -146,7 +142,7 @@ def _check_cohort(config: Settings) -> None:
         )
     if config.sampling.kind == "fixed":
         name = "sampling.probability * population_size, rounded,"
-        check_value(round(config.expected_cohort), name, at_least(1))
+        check_value(round(config.sampling_probability * config.population_size), name, at_least(1))
 
 
 def _check_account(config: Settings) -> None:
@@ -155,7 +151,7 @@ def _check_account(config: Settings) -> None:
         return
     require(user.enabled, "privacy.user.account", "left out with privacy.user.enabled=false", user.account)
     rule = "left out with privacy.user.aggregation=secure: an account is about adding or removing a client"
-    require(not user.secure, "privacy.user.account", rule, user.account)
+    require(user.aggregation == PLAIN, "privacy.user.account", rule, user.account)
     name = config.sampling.population_name
     require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
     if config.seed is not None:
@@ -194,3 +190,11 @@ def described(config: Settings) -> dict[str, Any]:
         del settings["training"]
         settings["data"] = {name: settings["data"][name] for name in ("name", "num_clients")}
     return settings
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

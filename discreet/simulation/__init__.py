@@ -22,10 +22,9 @@ def simulate(*settings: str, on_round: Callable[[Mapping[str, object]], None] | 
       ConfigError: one line that names the setting that is wrong, before anything starts.
     """
     # Imported here: nobody waits for them who imports one module of this package.
-    from discreet.server.resuming import run_config
-    from discreet.server.run_folder import with_output_folder
+    from discreet.server.resuming import asked_settings
     from discreet.simulation.in_process import simulate as train
 
-    config = with_output_folder(run_config(settings))
+    config = asked_settings(settings)
     train(config, on_round=on_round)
     return Path(str(config.output_dir))

@@ -131,7 +131,7 @@ def simulate(
     Raises:
       ConfigError, LedgerError: before anything has started.
     """
-    _check_engine(config)
+    _check_engine(client_settings(config), config.engine, config.device)
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -185,21 +185,20 @@ def check(config: Settings) -> Plan:
     Raises:
       ConfigError: `simulate` would refuse the configuration.
     """
-    _check_engine(config)
+    _check_engine(client_settings(config), config.engine, config.device)
     return resolve(config)[0]
 
 
-def _check_engine(config: Settings) -> None:
-    run = client_settings(config)
+def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
     _check_trains(run)
-    _not_batched(run, config.engine)
-    if config.engine == "ray":
+    _not_batched(run, engine)
+    if engine == "ray":
         require("ray", extra="simulation", why="engine=ray")
-        check_value(config.device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
-    if config.device.split(":")[0] not in CHUNK_BYTES:
-        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {config.device})")
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device={config.device} needs a GPU that PyTorch can use, and there is none")
+        check_value(device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
+    if device.split(":")[0] not in CHUNK_BYTES:
+        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {device})")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device} needs a GPU that PyTorch can use, and there is none")
 
 
 def _check_trains(run: ClientSettings) -> None:
@@ -213,10 +212,8 @@ def _not_batched(run: ClientSettings, engine: str, session: Session | None = Non
     Raises:
       ConfigError: the engine that was asked for trains in no other way.
     """
-    uncovered = None
-    if not all(each.batched for each in mechanisms_of(run).values()):
-        uncovered = f"privacy.local.kind={run.local.kind}"
-    elif session and learned_layers(session.model, session.task.shape.input_shape) is None:
+    uncovered = next((each.unbatched for each in mechanisms_of(run).values() if each.unbatched), None)
+    if not uncovered and session and learned_layers(session.model, session.task.shape.input_shape) is None:
         uncovered = f"model.name={run.model}"
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.protocol.run_lost import RunLostError
+from discreet.server.plan import Plan
 from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 
 logger = logging.getLogger("discreet")
 
@@ -34,7 +34,7 @@ class Job:
 
     name: str
     folder: RunFolder
-    config: Settings
+    plan: Plan
     work: Callable[[], object]
 
     def attempt(self) -> str | None:

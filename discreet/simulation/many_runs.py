@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from discreet.server.plan import Plan
 from discreet.settings.extras import require
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.simulation.job import Job
 
 logger = logging.getLogger("discreet")
@@ -66,10 +66,10 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Tally:
     return tally
 
 
-def check_parallel(configs: Sequence[Settings]) -> None:
-    """Raises ConfigError if runs with these settings can't be tasks of one Ray cluster."""
+def check_parallel(plans: Sequence[Plan]) -> None:
+    """Raises ConfigError if these runs can't be tasks of one Ray cluster."""
     require("ray", extra="simulation", why="--jobs")
-    if len({config.ray.address for config in configs}) > 1:
+    if len({plan.ray.address for plan in plans}) > 1:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
-    if any(config.device != "cpu" and not config.ray.num_gpus for config in configs):
+    if any(plan.device != "cpu" and not plan.ray.num_gpus for plan in plans):
         raise ConfigError("device=cuda with --jobs needs ray.num_gpus: a run asks for that share of a GPU")

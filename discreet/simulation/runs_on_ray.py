@@ -14,7 +14,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ray
@@ -23,9 +23,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
+from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder, only_writer
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.simulation.job import TOLD, Ended, Job, first_line
 from discreet.simulation.ray_cluster import Versions, alive, ask, connected, own_model_of, versions
 
@@ -85,7 +85,7 @@ class Ticket:
         """Raises ConfigError, LedgerError or RunLostError if the run can't be done on this machine."""
         self.place.check()
         self.versions.check()
-        _refuse_account(self.job.config, {socket.gethostname()}, self.place.machine)
+        _refuse_account(self.job.plan, {socket.gethostname()}, self.place.machine)
         if self.known:
             for ledger in _ledgers(self.job.folder):
                 ledger.adopt()
@@ -106,9 +106,9 @@ def run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path, ended: Ende
     Raises:
       ConfigError: the cluster can't be used, or a machine does not see the folder; nothing has started.
     """
-    address, names = jobs[0].config.ray.address, [own_model_of(job.config.model.name) for job in jobs]
+    address, names = jobs[0].plan.ray.address, [own_model_of(job.plan.run.model) for job in jobs]
     with connected(address, own_model=max(names)) as cluster:
-        cluster.check_gpus(max(job.config.ray.num_gpus for job in jobs))
+        cluster.check_gpus(max(job.plan.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
         with _place(shared, jobs, is_own=address is None) as place:
             waiting, tasks = deque(jobs), _Tasks(place)
@@ -131,10 +131,11 @@ class _Tasks:
 
     def start(self, job: Job, restarts: int = 0) -> None:
         known = restarts > 0 or _knows(job.folder)
-        ticket = Ticket(job, self.place, versions(own_model_of(job.config.model.name)), known)
-        num_gpus = 0.0 if job.config.engine == "ray" else job.config.ray.num_gpus
+        # A copy of the plan holds no mechanism of one's own, which another machine finds only where the run is.
+        sent, found = replace(job, plan=replace(job.plan)), versions(own_model_of(job.plan.run.model))
+        num_gpus = 0.0 if job.plan.engine == "ray" else job.plan.ray.num_gpus
         task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_attempt)
-        self.running[task.remote(ticket)] = job, restarts
+        self.running[task.remote(Ticket(sent, self.place, found, known))] = job, restarts
 
     def ended(self) -> Iterator[tuple[Job, str | None]]:
         """The runs that have ended, with the reason if they failed. A run that was killed is started again."""
@@ -193,7 +194,7 @@ def _as_a_task(job: Job) -> Iterator[None]:
     path, process = job.folder.path.with_name(f"{job.folder.path.name}.log"), multiprocessing.current_process()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
-        log_to(stream, log_format=job.config.operations.log_format)
+        log_to(stream, log_format=job.plan.operations.log_format)
         process.daemon = True
         try:
             yield
@@ -209,7 +210,7 @@ def _place(shared: Path, jobs: Sequence[Job], *, is_own: bool) -> Iterator[Place
         return
     nodes = alive()
     for job in jobs:
-        _refuse_account(job.config, {*nodes.values()}, socket.gethostname())
+        _refuse_account(job.plan, {*nodes.values()}, socket.gethostname())
     place = Place(Path.cwd(), shared, f".seen-{secrets.token_hex(8)}", socket.gethostname())
     try:
         (shared / str(place.token)).touch()
@@ -247,10 +248,10 @@ def _knows(folder: RunFolder) -> bool:
     return True
 
 
-def _refuse_account(config: Settings, machines: set[str], allowed: str) -> None:
+def _refuse_account(plan: Plan, machines: set[str], allowed: str) -> None:
     """An account is an SQLite file in WAL mode: processes of several machines can't share it."""
     others = sorted(machines - {allowed})
-    if config.privacy.user.account is not None and others:
+    if plan.account is not None and others:
         raise ConfigError(
             f"privacy.user.account can be charged on one machine alone, {allowed}: with --jobs take a Ray cluster "
             f"without {', '.join(others)}"

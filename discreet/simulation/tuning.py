@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount
 from discreet.queries.scores import main_score
-from discreet.server.plan import planned
+from discreet.server.plan import Plan
 from discreet.server.private_selection import (
     ACCOUNTANT,
     SelectionCost,
@@ -26,9 +27,9 @@ from discreet.server.private_selection import (
     require_whole,
 )
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
+from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 from discreet.simulation.job import Job
 
@@ -82,28 +83,28 @@ def read_tune(output: Path) -> Tune:
         raise ConfigError(f"{output / TUNE_FILE} is damaged: {error}") from error
 
 
-def price(tune: Tune, configs: Sequence[Settings]) -> str:
+def price(tune: Tune, plans: Sequence[Plan]) -> str:
     """The number of candidates and the price of the choice, in two lines.
 
     Raises:
       ConfigError: there is no choice, or it would cost too much.
     """
-    if all(config == configs[0] for config in configs):
+    if all(plan.asked == plans[0].asked for plan in plans):
         raise ConfigError(
             "there must be at least two different candidates (got 1), for choosing costs epsilon: a comma lists values "
             "to try; `discreet simulate` trains once"
         )
-    if any(config.data.normalise == "private" for config in configs):
+    if any(plan.run.data.normalise == "private" for plan in plans):
         raise ConfigError("data.normalise must be none or public with discreet tune, whose price is that of rounds")
-    cost = cost_of(list(map(planned, configs)), tune.count)
+    cost = cost_of(plans, tune.count)
     tune.check_budget(cost)
     return (
-        f"{len(configs)} candidates; a {tune.distribution} number of trials, {tune.mean:g} on average\n"
+        f"{len(plans)} candidates; a {tune.distribution} number of trials, {tune.mean:g} on average\n"
         f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, delta {cost.delta:g})"
     )
 
 
-def drawn(tune: Tune, configs: Sequence[Settings], output: Path) -> Tune:
+def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
     """The tune with its trials, each one of the candidates, uniformly; they are stored.
 
     Raises:
@@ -113,12 +114,12 @@ def drawn(tune: Tune, configs: Sequence[Settings], output: Path) -> Tune:
         unfinished = (output / TUNE_FILE).exists()
         hint = ": it holds a tune that was not finished, --resume goes on with it" if unfinished else ""
         raise ConfigError(f"--output {output} is not empty{hint}")
-    source, trials = source_of(configs[0].seed).child("tune"), []
+    source, trials = source_of(plans[0].seed).child("tune"), []
     choices = source.child("choices")
     for _ in range(tune.count.draw(source.child("count"))):
-        candidate = int(choices.uniform(1)[0] * len(configs))
+        candidate = int(choices.uniform(1)[0] * len(plans))
         # Reproducible as a whole, but no trial repeats another.
-        seed = None if configs[candidate].seed is None else int(choices.words(1)[0] >> 33)
+        seed = None if plans[candidate].seed is None else int(choices.words(1)[0] >> 33)
         # A number in the name would tell how many trials came before.
         trials.append(Trial(secrets.token_hex(8), candidate, seed))
     tune = replace(tune, trials=trials)
@@ -127,25 +128,25 @@ def drawn(tune: Tune, configs: Sequence[Settings], output: Path) -> Tune:
     return tune
 
 
-def trial_jobs(tune: Tune, configs: Sequence[Settings], folder: Path) -> list[Job]:
+def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
     """A run for each trial, in a folder below `folder`.
 
     Raises:
       ConfigError: the population's account has no room for those that have not begun.
     """
-    plans = list(map(planned, configs))
     require_room([plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()])
     jobs = []
     for number, trial in enumerate(tune.trials, start=1):
-        files = RunFolder(folder / trial.folder)
-        config = replace(configs[trial.candidate], seed=trial.seed, output_dir=str(files.path))
-        jobs.append(Job(f"trial {number} of {len(tune.trials)}", files, config, partial(_run_trial, config, files)))
+        files, plan = RunFolder(folder / trial.folder), plans[trial.candidate]
+        asked = {**plan.asked, "seed": trial.seed, "output_dir": str(files.path)}
+        jobs.append(Job(f"trial {number} of {len(tune.trials)}", files, plan, partial(_run_trial, asked, files)))
     folder.mkdir(exist_ok=True)
     return jobs
 
 
-def _run_trial(config: Settings, files: RunFolder) -> None:
-    """One that was interrupted goes on after its last whole round: its ledger has what it did before."""
+def _run_trial(asked: dict[str, Any], files: RunFolder) -> None:
+    """Runs the settings that are asked for. A trial that was interrupted goes on after its last whole round: its ledger
+    has what it did before."""
     if state_of(files) in OVER:
         return
     if (files.path / "config.yaml").exists():
@@ -153,10 +154,10 @@ def _run_trial(config: Settings, files: RunFolder) -> None:
         return
     if files.path.exists():
         shutil.rmtree(files.path)  # ended before its first round: nothing was released
-    simulate(config)
+    simulate(parse_config(asked))
 
 
-def publish_best(tune: Tune, configs: Sequence[Settings], trials: Sequence[RunFolder], output: Path) -> str:
+def publish_best(tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder], output: Path) -> str:
     """Publishes the best trial, deletes the others, and says where it is and what the choice cost, in two lines.
 
     Raises:
@@ -164,7 +165,7 @@ def publish_best(tune: Tune, configs: Sequence[Settings], trials: Sequence[RunFo
     """
     require_whole(trials)
     repeated = max(DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds for f in trials)
-    cost = cost_of(list(map(planned, configs)), tune.count, repeated=max(0, repeated))
+    cost = cost_of(plans, tune.count, repeated=max(0, repeated))
     tune.check_budget(cost)
     chosen = publish(max((files.path for files in trials), key=score), output, trials=tune.count, cost=cost)
     shutil.rmtree(output / "trials")

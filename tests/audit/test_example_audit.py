@@ -6,8 +6,10 @@ import pytest
 
 from discreet.audit.example_audit import audit_examples
 from discreet.audit.verdict import judge
+from discreet.data.examples import Task
+from discreet.server.plan import Plan
+from discreet.server.session import resolve
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.training import local_training
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
@@ -16,7 +18,7 @@ WHOLE = ("training.batch_size=700", "data.num_clients=2")  # every example in ev
 SAMPLED = ("training.batch_size=350", "data.num_clients=2", "training.epochs=2")
 
 
-def settings(*words: str) -> Settings:
+def settings(*words: str) -> tuple[Plan, Task]:
     on = (
         "privacy.user.enabled=false",
         "privacy.example.enabled=true",
@@ -24,13 +26,13 @@ def settings(*words: str) -> Settings:
         "rounds=1",
     )
     quiet = ("model.name=linear", "seed=7927", "training.epochs=1", "privacy.delta=1e-3", "data.name=digits")
-    return config(*on, *quiet, *words)
+    return resolve(config(*on, *quiet, *words))
 
 
 @pytest.mark.parametrize("declared", [(), ("data.public_num_examples=700",)], ids=["zero-out", "add or remove"])
 @pytest.mark.parametrize("words", [WHOLE, SAMPLED], ids=["whole", "sampled"])
 def test_dp_sgd_is_not_refuted(words: tuple[str, ...], declared: tuple[str, ...]) -> None:
-    verdict = judge(audit_examples(settings(*words, *declared), canaries=600))
+    verdict = judge(audit_examples(*settings(*words, *declared), canaries=600))
     assert not verdict.refuted
     estimate = verdict.judgements[-1].estimate
     assert estimate is not None
@@ -43,16 +45,16 @@ def test_half_the_noise_of_dp_sgd_is_found_from_outside(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_examples(settings(*words), canaries=600)).refuted
+    assert judge(audit_examples(*settings(*words), canaries=600)).refuted
 
 
 def test_batches_that_are_larger_than_what_is_accounted_are_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_training, "poisson_sample", lambda size, *, probability, source: source.permutation(size))
-    assert judge(audit_examples(settings(*WHOLE[1:], "training.batch_size=70"), canaries=600)).refuted
+    assert judge(audit_examples(*settings(*WHOLE[1:], "training.batch_size=70"), canaries=600)).refuted
 
 
 def test_each_round_is_claimed_by_its_steps() -> None:
-    found = audit_examples(settings(*SAMPLED, "rounds=3"), canaries=20, rounds=2)
+    found = audit_examples(*settings(*SAMPLED, "rounds=3"), canaries=20, rounds=2)
     assert [seen.name for seen in found.observations] == ["round 1", "round 2", "run"]
     assert found.settings["steps"] == 2 * 2 * 3
     assert found.observations[0].claim.epsilon < found.observations[-1].claim.epsilon
@@ -67,4 +69,4 @@ def test_each_round_is_claimed_by_its_steps() -> None:
 )
 def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], canaries: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        audit_examples(settings(*words), canaries=canaries)
+        audit_examples(*settings(*words), canaries=canaries)

@@ -20,7 +20,7 @@ from discreet.audit.gaussian_fit import (
     fit_gaussians,
     shift_of_epsilon,
 )
-from tests.audit.made import gaussian_scores, repeated_gaussians, repeated_scores
+from tests.audit.made import gaussian_scores, repeated_scores
 
 DELTA = 1e-5
 PAIRS = [
@@ -101,11 +101,6 @@ def test_a_known_mean_makes_the_interval_narrower_and_keeps_it_right() -> None:
         widths.append((high - low) / (plain_high - plain_low))
     assert abs(held - 190) < 9
     assert np.mean(widths) == pytest.approx(0.5**0.5, abs=0.05)  # one mean of two has an error
-
-
-def test_the_estimate_nears_the_truth() -> None:
-    scores = repeated_gaussians(np.random.default_rng(77), runs=200_000, noise=1.0)
-    assert fitted(scores).epsilon(delta=1e-3) == pytest.approx(3.139, rel=0.01)
 
 
 @pytest.mark.parametrize("centred", [True, False])

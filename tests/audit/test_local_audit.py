@@ -7,8 +7,8 @@ import pytest
 from discreet.audit.local_audit import audit_local
 from discreet.audit.verdict import judge
 from discreet.privacy import clipping
+from discreet.server.plan import Plan, planned
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
 
@@ -16,10 +16,10 @@ KINDS = pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
 ENOUGH = 2000
 
 
-def settings(kind: str, *words: str) -> Settings:
+def settings(kind: str, *words: str) -> Plan:
     noise = f"privacy.local.noise_multiplier={1 if kind == 'gaussian' else 0.5}"
     on = ("privacy.user.enabled=false", f"privacy.local.kind={kind}", noise, "seed=7933", "rounds=3")
-    return config(*on, "training.epochs=1", "privacy.noise=float", *words)
+    return planned(config(*on, "training.epochs=1", "privacy.noise=float", *words))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from scipy.stats import binom, binomtest
 from discreet.audit.canary_scores import Scores
 from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.lower_bounds import (
-    MOST_SHIFT,
     Guesses,
     fdp_bound,
     fdp_shift_bound,
@@ -22,7 +21,7 @@ from discreet.audit.lower_bounds import (
     planned,
     repeated_bound,
 )
-from tests.audit.made import gaussian_scores, randomised_responses, repeated_gaussians, repeated_scores
+from tests.audit.made import gaussian_scores, randomised_responses, repeated_scores
 
 # google-deepmind/jax_privacy: auditing._epsilon_one_run and _epsilon_one_run_fdp at significance 0.05.
 PEER = [
@@ -62,16 +61,6 @@ def test_for_randomised_response_it_passes_the_truth_as_often_as_it_may() -> Non
     assert 6 <= passed <= 24
 
 
-def test_for_gaussian_noise_the_one_run_bound_stays_below_the_truth() -> None:
-    generator, truth = np.random.default_rng(90), epsilon_of_shift(0.48, delta=1e-5)
-    bounds = [
-        one_run_bound(guess(gaussian_scores(generator, canaries=2000, noise=1 / 0.48), made=155), delta=1e-5)
-        for _ in range(100)
-    ]
-    assert sum(bound > truth for bound in bounds) <= 5
-    assert 0.6 < np.mean(bounds) < 0.9  # of 1.90: what one run can show
-
-
 @pytest.mark.parametrize(("shift", "made"), [(0.48, 245), (1.0, 207)])
 def test_for_gaussian_noise_the_fdp_bound_passes_the_truth_in_at_most_5_percent_of_runs(
     shift: float, made: int
@@ -91,10 +80,6 @@ def test_a_mechanism_that_tells_nothing_can_not_be_guessed_often() -> None:
     assert least_probability(Guesses(10, 10, 9), shift=0.0, level=0.011) > 1
     assert fdp_shift_bound(Guesses(10, 10, 5)) == 0
     assert one_run_bound(Guesses(10, 10, 0), delta=1e-5) == 0
-
-
-def test_a_shift_beyond_all_measure_is_cut_off() -> None:
-    assert fdp_shift_bound(Guesses(10**6, 10**6, 10**6), significance=1 - 1e-9) <= MOST_SHIFT
 
 
 @pytest.mark.parametrize(("made", "correct"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 3)])
@@ -126,13 +111,6 @@ def test_the_rates_of_repeated_scores_have_clopper_pearson_limits() -> None:
     missed, false = (binomtest(count, 100).proportion_ci(0.95, method="exact").high for count in (10, 5))
     expected = max(math.log((1 - 1e-3 - missed) / false), math.log((1 - 1e-3 - false) / missed))
     assert repeated_bound(repeated_scores(seen, unseen), delta=1e-3) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("noise", "by_hand"), [(1.0, 2.09), (0.5, 4.35)])
-def test_it_meets_the_numbers_that_were_measured_by_hand(noise: float, by_hand: float) -> None:
-    # 30,000 runs a world at delta 1e-3, whose ledger says 3.139 and 7.581.
-    scores = repeated_gaussians(np.random.default_rng(21), runs=30_000, noise=noise)
-    assert repeated_bound(scores, delta=1e-3) == pytest.approx(by_hand, rel=0.2)
 
 
 def test_of_repeated_scores_it_passes_the_truth_in_at_most_5_percent_of_audits() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from discreet.audit.gaussian_fit import epsilon_of_shift
-from discreet.audit.masked_audit import MakeVector, audit_secure, audit_shared_step, step_parts
+from discreet.audit.release_audit import MakeVector, audit_round
+from discreet.audit.step_audit import audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
-from discreet.data.examples import Examples
+from discreet.data.examples import Examples, Task
 from discreet.mechanisms.masked_step import step_norm
 from discreet.node.release import Values, noised_vector
 from discreet.per_example.per_example import sequential_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
+from discreet.server.plan import Plan
 from discreet.server.session import resolve
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from discreet.training.shared_step import shared_step
 from tests.node.clients import config
 
@@ -42,12 +42,12 @@ SHARED = (
 SPARE = ("privacy.secure.dropouts=2", "privacy.secure.colluding=2", "data.num_clients=7")
 
 
-def users(*words: str) -> Settings:
-    return config(*BOTH, *MASKED, *words)
+def users(*words: str) -> Plan:
+    return resolve(config(*BOTH, *MASKED, *words))[0]
 
 
-def steps(*words: str) -> Settings:
-    return config(*BOTH, *SHARED, *words)
+def steps(*words: str) -> tuple[Plan, Task]:
+    return resolve(config(*BOTH, *SHARED, *words))
 
 
 def not_refuted_and_near(run: Judgement, epsilon: float) -> bool:
@@ -56,36 +56,30 @@ def not_refuted_and_near(run: Judgement, epsilon: float) -> bool:
     return run.refuted_by == () and estimate == near and run.claim.epsilon > epsilon
 
 
-@pytest.mark.parametrize("clip", ["adaptive", "fixed"])
+CLIPS = pytest.mark.parametrize("clip", ["adaptive", "fixed"])
+
+
+@CLIPS
 def test_a_masked_sum_is_not_refuted_and_shows_what_its_noise_allows(clip: str) -> None:
-    (run,) = judge(audit_secure(users(f"privacy.user.clip.kind={clip}"), releases=400)).judgements
+    (run,) = judge(audit_round(users(f"privacy.user.clip.kind={clip}"), releases=400)).judgements
     assert not_refuted_and_near(run, epsilon_of_shift(1.0, delta=1e-3))
 
 
-@pytest.mark.parametrize("clip", ["adaptive", "fixed"])
+@CLIPS
 def test_a_masked_sum_that_also_rates_shows_update_bit_and_answer_and_no_more_than_they_cost_together(
     clip: str,
 ) -> None:
-    experiment = audit_secure(users(*JOINED, f"privacy.user.clip.kind={clip}"), releases=400)
-    assert experiment.mechanism == "a masked sum that also rates the model"
+    joined = audit_round(users(*JOINED, f"privacy.user.clip.kind={clip}"), releases=400)
     # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
-    assert not_refuted_and_near(judge(experiment).judgements[0], epsilon_of_shift(2**0.5, delta=1e-3))
-
-
-def test_answers_of_a_masked_sum_that_are_charged_as_if_the_update_came_for_nothing_are_found() -> None:
-    joined = audit_secure(users(*JOINED), releases=400)
-    (seen,), (alone,) = joined.observations, audit_secure(users(), releases=2).observations
+    assert not_refuted_and_near(judge(joined).judgements[0], epsilon_of_shift(2**0.5, delta=1e-3))
+    (seen,), (alone,) = joined.observations, audit_round(users(), releases=2).observations
     assert judge(replace(joined, observations=(replace(seen, claim=alone.claim),))).refuted
 
 
 def test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says() -> None:
-    experiment = audit_secure(users(*RATED), releases=400, of_answers=True)
-    assert experiment.mechanism == "a masked sum of ratings"
+    experiment = audit_round(users(*RATED), releases=400, of_answers=True)
     assert not_refuted_and_near(judge(experiment).judgements[0], epsilon_of_shift(1.0, delta=1e-3))
-
-
-def test_of_a_cohort_of_its_own_the_round_itself_holds_no_answer() -> None:
-    (with_ratings,), (without,) = (audit_secure(users(*words), releases=2).observations for words in (RATED, ()))
+    (with_ratings,), (without,) = (audit_round(users(*words), releases=2).observations for words in (RATED, ()))
     assert with_ratings.claim.epsilon == pytest.approx(without.claim.epsilon, rel=1e-3)
 
 
@@ -119,35 +113,27 @@ def without_a_clip(vector: SecureSum, values: Values, request: TrainRequest, sou
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "words", "of_answers"),
     [
-        (for_all_nodes, SPARE),
-        (for_another_clip, ()),
-        (without_a_clip, ()),
-        (one_adds_none, ("data.num_clients=4",)),
-        (for_another_clip, JOINED),
-        (answers_twice, JOINED),
+        (for_all_nodes, SPARE, False),
+        (for_another_clip, (), False),
+        (without_a_clip, (), False),
+        (one_adds_none, ("data.num_clients=4",), False),
+        (for_another_clip, JOINED, False),
+        (answers_twice, JOINED, False),
+        (for_another_clip, RATED, True),
+        (answers_twice, RATED, True),
     ],
 )
-def test_a_planted_fault_of_masked_sums_is_found_from_outside(fault: MakeVector, words: tuple[str, ...]) -> None:
-    assert judge(audit_secure(users(*words), releases=500, make=fault)).refuted
-
-
-@pytest.mark.parametrize("fault", [for_another_clip, answers_twice])
-def test_a_planted_fault_of_masked_ratings_is_found_from_outside(fault: MakeVector) -> None:
-    assert judge(audit_secure(users(*RATED), releases=500, of_answers=True, make=fault)).refuted
-
-
-def test_how_small_a_fault_can_be_found_is_said_first(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="discreet"):
-        audit_secure(users(), releases=100)
-    assert "100 releases with the canary and as many without show epsilon" in caplog.text
-    assert "they refute the claim if noise has" in caplog.text
+def test_a_planted_fault_of_masked_sums_is_found_from_outside(
+    fault: MakeVector, words: tuple[str, ...], of_answers: bool
+) -> None:
+    assert judge(audit_round(users(*words), releases=500, of_answers=of_answers, make=fault)).refuted
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_shared_step_is_not_refuted_and_shows_what_its_noise_allows(optimizer: str) -> None:
-    (run,) = judge(audit_shared_step(steps(f"server.optimizer={optimizer}"), releases=300)).judgements
+    (run,) = judge(audit_shared_step(*steps(f"server.optimizer={optimizer}"), releases=300)).judgements
     assert not_refuted_and_near(run, epsilon_of_shift(1.0, delta=1e-3))
     assert run.claim.adjacency == "add or remove one example"
 
@@ -173,11 +159,11 @@ def nobody_adds_any(vector: SecureSum, values: Values, request: TrainRequest, so
 def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(
     fault: MakeVector, words: tuple[str, ...]
 ) -> None:
-    assert judge(audit_shared_step(steps(*words), releases=300, make=fault)).refuted
+    assert judge(audit_shared_step(*steps(*words), releases=500, make=fault)).refuted
 
 
 def test_a_shared_step_without_noise_of_clients_is_found_by_what_assumes_nothing() -> None:
-    (run,) = judge(audit_shared_step(steps(), releases=600, make=nobody_adds_any)).judgements
+    (run,) = judge(audit_shared_step(*steps(), releases=600, make=nobody_adds_any)).judgements
     assert run.refuted_by == ("any scores",)
 
 
@@ -200,33 +186,26 @@ def test_a_fault_of_a_clients_sum_is_found_from_outside(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
-    assert judge(audit_shared_step(steps(), releases=300)).refuted
+    assert judge(audit_shared_step(*steps(), releases=300)).refuted
 
 
 def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:
-    resolved, task = resolve(steps())
-    _, _, without, within = step_parts(resolved, task, 1)
+    plan, task = steps()
+    _, _, without, within = step_parts(plan, task, 1)
     moved = float(torch.linalg.vector_norm(within.update - without.update))
-    assert moved == pytest.approx(step_norm(resolved.run), rel=1e-5)
-
-
-@pytest.mark.parametrize("word", ["privacy.user.aggregation=plain", "privacy.user.noise_multiplier=0"])
-def test_what_is_no_masked_sum_with_noise_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match="an audit of masked sums needs"):
-        audit_secure(users(word), releases=2)
+    assert moved == pytest.approx(step_norm(plan.run), rel=1e-5)
 
 
 @pytest.mark.parametrize("word", ["privacy.example.aggregation=plain", "privacy.example.noise_multiplier=0"])
 def test_what_is_no_shared_step_with_noise_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="an audit of a shared step needs"):
-        audit_shared_step(steps(word), releases=2)
+        audit_shared_step(*steps(word), releases=2)
 
 
-def test_without_private_evaluation_there_is_no_masked_rating() -> None:
+def test_what_has_no_canary_or_no_noise_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.user\.enabled must be true, with noise"):
+        audit_round(users("privacy.user.noise_multiplier=0"), releases=2)
     with pytest.raises(ConfigError, match=r"evaluation\.kind must be private"):
-        audit_secure(users(), releases=2, of_answers=True)
-
-
-def test_a_client_with_more_examples_than_may_be_is_no_place_for_a_canary() -> None:
+        audit_round(users(), releases=2, of_answers=True)
     with pytest.raises(ConfigError, match="this client has more examples than 16"):
-        audit_shared_step(steps("training.batch_size=4"), releases=2)
+        audit_shared_step(*steps("training.batch_size=4"), releases=2)

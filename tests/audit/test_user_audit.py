@@ -14,21 +14,24 @@ import torch
 from discreet.accounting.events import poisson_round_event
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment
+from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge
+from discreet.data.examples import Task
 from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import seeded_source
+from discreet.server.plan import Plan
+from discreet.server.session import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise
 
 EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplier=1")
 
 
-def settings(*words: str) -> Settings:
+def plan(*words: str) -> tuple[Plan, Task]:
     quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=600", "seed=7919")
-    return load_config([*quiet, *words])
+    return resolve(load_config([*quiet, *words]))
 
 
 def shift(experiment: Experiment) -> float:
@@ -53,8 +56,8 @@ def test_there_are_no_more_canaries_than_parameters() -> None:
 @pytest.mark.parametrize("noise", ["grid", "float", "secure_sum"])
 @pytest.mark.parametrize("kind", ["adaptive", "fixed"])
 def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str) -> None:
-    config = settings(*EVERYBODY, f"privacy.noise={noise}", f"privacy.user.clip.kind={kind}")
-    found = audit_users(config, canaries=500, honest=0, runs=2)
+    run = plan(*EVERYBODY, f"privacy.noise={noise}", f"privacy.user.clip.kind={kind}")
+    found = audit_users(*run, canaries=500, honest=0, runs=2)
     assert found.observations[-1].claim.epsilon == pytest.approx(3.139, abs=1e-3)  # of z = 1: REFERENCES of the paper
     assert shift(found) == pytest.approx(1.0, abs=0.2)  # 1 / z; three standard errors of 1000 canaries
     assert not judge(found).refuted
@@ -62,22 +65,22 @@ def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str
 
 @pytest.mark.parametrize("words", [EVERYBODY, ("rounds=2", "sampling.probability=0.5")])
 def test_half_the_noise_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
-    config = settings(*words, "privacy.user.target_epsilon=null", "privacy.user.noise_multiplier=1")
+    run = plan(*words, "privacy.user.target_epsilon=null", "privacy.user.noise_multiplier=1")
     halve_the_noise(monkeypatch)
-    assert judge(audit_users(config, canaries=500, honest=0, runs=3)).refuted
+    assert judge(audit_users(*run, canaries=500, honest=0, runs=3)).refuted
 
 
 def test_honest_clients_take_part_and_do_not_blur_the_scores() -> None:
-    config = settings(*EVERYBODY, "training.epochs=1")
-    found = audit_users(config, canaries=500, honest=100)
+    run = plan(*EVERYBODY, "training.epochs=1")
+    found = audit_users(*run, canaries=500, honest=100)
     assert found.settings["honest clients"] == 100
     assert shift(found) == pytest.approx(1.0, abs=0.3)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
 def test_releases_are_read_from_any_server_optimizer(optimizer: str) -> None:
-    config = settings(*EVERYBODY, "rounds=2", f"server.optimizer={optimizer}")
-    found = audit_users(config, canaries=500, honest=0)
+    run = plan(*EVERYBODY, "rounds=2", f"server.optimizer={optimizer}")
+    found = audit_users(*run, canaries=500, honest=0)
     one, two, run = (seen.scores.values for seen in found.observations)
     assert np.allclose(one + two, run)
     assert shift(found) == pytest.approx(2**0.5, abs=0.3)
@@ -105,8 +108,8 @@ def test_a_canary_that_is_out_is_no_member() -> None:
 
 
 def test_rounds_are_claimed_one_by_one_and_the_run_by_its_ledger() -> None:
-    config = settings("rounds=3", "privacy.user.noise_multiplier=1")
-    found = audit_users(config, canaries=50, honest=0)
+    run = plan("rounds=3", "privacy.user.noise_multiplier=1")
+    found = audit_users(*run, canaries=50, honest=0)
     assert [seen.name for seen in found.observations] == ["round 1", "round 2", "round 3", "run"]
     assert found.observations[0].claim.epsilon < found.observations[-1].claim.epsilon
 
@@ -121,11 +124,11 @@ def test_rounds_are_claimed_one_by_one_and_the_run_by_its_ledger() -> None:
 )
 def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], canaries: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        audit_users(settings(*words), canaries=canaries, honest=101)
+        audit_users(*plan(*words), canaries=canaries, honest=101)
 
 
 def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:
     whose = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people", "seed=null")
-    config = settings(*EVERYBODY, *whose)
-    audit_users(config, canaries=20, honest=0)
+    quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=40")
+    experiment_of(load_config([*EVERYBODY, *quiet, *whose]), Asked(canaries=20, honest=0))
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Stage, read_request
 from discreet.node.app import train
 from discreet.protocol.masked_messages import MASKING, WHO, read_masking
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from strategies.dp_fedavg import dp_fedavg
@@ -134,7 +134,7 @@ def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
 
 def federated(words: list[str], grid: Nodes) -> State | None:
     """A whole run over the grid; its last checkpoint, if there is one."""
-    config = run_config(words)
+    config = asked_settings(words)
     logging.getLogger("discreet").setLevel(logging.INFO)
     run(cast(Grid, grid), config, strategy=dp_fedavg)
     return RunFolder(Path(str(config.output_dir))).load_checkpoint()

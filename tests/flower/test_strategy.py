@@ -21,7 +21,7 @@ from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.reporting.records import read_runs
 from discreet.server.plan import plan_of
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
@@ -265,7 +265,7 @@ def test_other_commands_say_that_it_is_another_apps_run(tmp_path: Path) -> None:
     ):
         load_model(tmp_path / "run")
     with pytest.raises(ConfigError, match="is a run of another Flower app: it goes on there, by resume=True"):
-        run_config(["resume=true", f"output_dir={tmp_path / 'run'}"])
+        asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}"])
 
 
 def test_half_precision_stays_finite_however_far_the_model_goes(tmp_path: Path) -> None:

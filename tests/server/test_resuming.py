@@ -9,7 +9,7 @@ import pytest
 
 from discreet.deployment import local_federation
 from discreet.server.plan import resolve_noise
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resumed(folder: Path, *words: str) -> Settings:
-    return run_config(["resume=true", f"output_dir={folder}", *words])
+    return asked_settings(["resume=true", f"output_dir={folder}", *words])
 
 
 @pytest.mark.parametrize("words", [(), STARTED], ids=["nothing", "the same"])
@@ -101,11 +101,11 @@ def test_an_experiment_is_repeated_and_changes_nothing(tmp_path: Path) -> None:
 )
 def test_there_must_be_a_run(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_config(["resume=true", *words])
+        asked_settings(["resume=true", *words])
 
 
 def test_a_run_that_is_not_resumed_takes_defaults_and_words() -> None:
-    config = run_config(["rounds=3"], defaults=["rounds=5", "data.num_clients=9"])
+    config = asked_settings(["rounds=3"], defaults=["rounds=5", "data.num_clients=9"])
     assert (config.rounds, config.data.num_clients) == (3, 9)
 
 

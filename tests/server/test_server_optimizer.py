@@ -23,7 +23,7 @@ from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.mechanism import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerAdam, ServerOptimizer, ServerSGD, ServerYogi, apply, server_optimizer
@@ -135,7 +135,7 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(how: str, tmp_path: Path
     words = [*TINY, f"server.{how}"]
     simulate(load_config([*words, f"output_dir={tmp_path / 'whole'}"]))
     simulate(load_config([*words, f"output_dir={tmp_path / 'parts'}", "rounds=2"]))
-    simulate(run_config(["resume=true", f"output_dir={tmp_path / 'parts'}", "rounds=4"]))
+    simulate(asked_settings(["resume=true", f"output_dir={tmp_path / 'parts'}", "rounds=4"]))
     whole, parts = (RunFolder(tmp_path / name).load_checkpoint() for name in ("whole", "parts"))
     assert whole is not None
     assert parts is not None
@@ -149,7 +149,7 @@ def test_a_run_of_an_older_release_goes_on_with_sgd(tmp_path: Path) -> None:
     with safe_open(folder.checkpoint_path, framework="pt") as file:
         old, metadata = {name: file.get_tensor(name) for name in ("params", "velocity")}, file.metadata()
     save_file(old, folder.checkpoint_path, metadata=metadata)
-    assert simulate(run_config(["resume=true", f"output_dir={tmp_path}", "rounds=3"])).checkpoint.round == 3
+    assert simulate(asked_settings(["resume=true", f"output_dir={tmp_path}", "rounds=3"])).checkpoint.round == 3
 
 
 def test_the_noise_of_a_run_with_adam_does_not_feed_itself() -> None:

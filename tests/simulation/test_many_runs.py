@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli import sweep as cli
+from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -50,7 +51,7 @@ def lost(_: Settings) -> None:
 def test_the_files_of_a_run_that_failed_say_so(tmp_path: Path) -> None:
     folder, config = RunFolder(tmp_path), load_config([*SMALL, f"output_dir={tmp_path}"])
     folder.write_config(described(config))
-    assert Job("run", folder, config, partial(lost, config)).attempt() == "RuntimeError: lost"
+    assert Job("run", folder, planned(config), partial(lost, config)).attempt() == "RuntimeError: lost"
     status = read_status(folder)
     assert status is not None
     assert (status.state, status.reason) == ("interrupted", "RuntimeError: lost")
@@ -69,13 +70,13 @@ def test_a_launcher_of_hydra_is_refused(tmp_path: Path) -> None:
 
 def test_runs_of_one_sweep_share_one_cluster() -> None:
     with pytest.raises(ConfigError, match=r"ray\.address must be the same"):
-        check_parallel([load_config([f"ray.address={where}"]) for where in ("auto", "null")])
+        check_parallel([planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")])
 
 
 def test_a_run_on_a_gpu_has_to_ask_for_it() -> None:
-    check_parallel([load_config(["device=cuda", "ray.num_gpus=0.5"])])
+    check_parallel([planned(load_config(["device=cuda", "ray.num_gpus=0.5"]))])
     with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
-        check_parallel([load_config(["device=cuda"])])
+        check_parallel([planned(load_config(["device=cuda"]))])
 
 
 def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:

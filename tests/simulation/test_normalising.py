@@ -16,7 +16,7 @@ from discreet.evaluation.predictions import load_model, predict
 from discreet.flower.serving import ask_and_end
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.queries.query import NORMALISE
-from discreet.server.resuming import run_config
+from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import prepare
 from discreet.settings.compose import load_config
@@ -97,7 +97,7 @@ def test_the_saved_model_normalises_what_it_predicts_of(private: Path) -> None:
 
 def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
     before = RunFolder(private).read_config().normaliser
-    outcome = simulate(run_config(["resume=true", f"output_dir={private}", "rounds=9"]))
+    outcome = simulate(asked_settings(["resume=true", f"output_dir={private}", "rounds=9"]))
     assert outcome.checkpoint.round == 9
     assert RunFolder(private).read_config().normaliser == before
     events = dict(DurableLedger(private / "ledger.db").spent("user").entries)
@@ -128,7 +128,7 @@ def test_a_run_goes_on_where_clients_were_only_asked(data: Path, tmp_path: Path)
         session = prepare(config, simulated=True, held=held)
         ask_and_end(session, InProcessTransport(session.plan, str(session.folder.path)))
     assert (tmp_path / "run" / "statistics.json").exists()
-    outcome = simulate(run_config(["resume=true", f"output_dir={tmp_path / 'run'}"]))
+    outcome = simulate(asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}"]))
     assert (outcome.checkpoint.round, outcome.stopped) == (1, None)
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
 

@@ -16,6 +16,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.selection import TrialCount
+from discreet.server.plan import planned
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
@@ -53,7 +54,7 @@ def cluster() -> Iterator[None]:
 
 def job(folder: Path, work: Callable[[Settings], object], *words: str) -> Job:
     config = load_config([*SMALL, *words, f"output_dir={folder}"])
-    return Job(folder.name, RunFolder(folder), config, partial(work, config))
+    return Job(folder.name, RunFolder(folder), planned(config), partial(work, config))
 
 
 def run(*jobs: Job) -> Tally:
@@ -178,7 +179,7 @@ def test_a_machine_takes_over_a_run_whose_ledger_the_sweep_knows(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ticket(tmp_path, known=known)
-    simulate(asked.job.config)
+    asked.job.work()
     monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "another machine"))
     asked.prepare()
     assert runs_on_ray._knows(asked.job.folder) is known
