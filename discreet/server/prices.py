@@ -13,10 +13,7 @@ from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism_table import server_mechanism
-from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.privacy import SecureConfig
-from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
@@ -78,6 +75,10 @@ def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or rem
 
 def own_price(mechanism: str, population: int, cohort: int) -> Price:
     """A mechanism of one's own, `package.module:Class`, with Poisson cohorts. Raises ConfigError if there is none."""
+    from discreet.mechanisms.mechanism_table import server_mechanism
+    from discreet.settings.client_settings import ClientSettings, UserTerms
+    from discreet.settings.training import FLOWER_APP
+
     user = UserTerms(True, 1.0, probability=cohort / population, population_size=population, mechanism=mechanism)
     found = server_mechanism(ClientSettings(1, FLOWER_APP, 0.5 / population, PLD, "grid", user=user))
     assert found is not None
