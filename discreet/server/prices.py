@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,51 @@ class Price:
         if self.accountant == PURE:
             return int(epsilon * noise * (1 + 1e-12))
         return rounds_within(epsilon, event=self.event(noise), delta=delta, accountant=self.accountant)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Two of noise, epsilon and rounds: the third is asked for."""
+
+    noise: float | None
+    epsilon: float | None
+    rounds: int | None
+    delta: float
+
+    def __post_init__(self) -> None:
+        if len(self._given) != 2:
+            raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
+        for name, value in self._given.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"--{name} must be a finite number above 0 (got {value})")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"--delta must be within (0, 1) (got {self.delta})")
+
+    @property
+    def _given(self) -> dict[str, float]:
+        three = {"noise": self.noise, "epsilon": self.epsilon, "rounds": self.rounds}
+        return {name: value for name, value in three.items() if value is not None}
+
+    def answer(self, price: Price) -> float:
+        """The third number. Raises ValueError if there is none."""
+        asked = price.epsilon if self.epsilon is None else price.noise if self.noise is None else price.rounds
+        return asked(**self._given, delta=self.delta)  # type: ignore[arg-type]
+
+    def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:
+        """All prices side by side; the answer of each against the first one, or the reason why there is none."""
+        name = "epsilon" if self.epsilon is None else "noise multiplier" if self.noise is None else "rounds"
+        rows, first = list[dict[str, object]](), 0.0
+        for price in prices:
+            try:
+                value = self.answer(price)
+                first = first or value
+                number = f"{value:.5g}" if name != "rounds" else str(value)
+                times = f"{value / first:.3g}" if first else "-"
+            except ValueError as error:
+                number, times = "none", str(error)
+            how = {"sampling": price.sampling, "adjacency": price.adjacency, "accountant": price.accountant}
+            rows.append({**how, name: number, "times the first": times})
+        return rows
 
 
 def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price]:

@@ -150,14 +150,6 @@ def test_a_baseline_and_a_bar_for_repetitions_are_drawn(tmp_path: Path) -> None:
     assert "LineCollection" in picture.svg
 
 
-@pytest.mark.parametrize(("last", "ticks"), [(1, [1]), (17, [3, 6, 9, 12, 15, 17])])
-def test_the_last_tick_is_the_last_round(last: int, ticks: list[int], tmp_path: Path) -> None:
-    make_run(tmp_path / "run", f"{NOISE}=1", f"rounds={last}", accuracies=[0.5] * last)
-    svg = report_of([tmp_path]).pictures[0].svg
-    labels = re.findall(r">(\d+)</text>", svg)
-    assert list(map(int, labels)) == ticks
-
-
 def test_runs_that_the_server_sees_add_up_and_no_theorem_helps(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(n), *LOCAL_ON) for n in range(2)]
     for run in runs:
