@@ -14,6 +14,7 @@ from discreet.audit.power import Power, power_of
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
 FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together
 MOST_BOUNDS = 3  # of one observation
+SHOWN = 10  # rounds that are printed
 
 ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP", "any scores", "Gaussian fit"
 ASSUMES = {
@@ -69,6 +70,18 @@ class Judgement:
         """The methods whose bound passes the claim at the level of the verdict."""
         return tuple(bound.method for bound in self.bounds if bound.strict > self.claim.epsilon)
 
+    @property
+    def row(self) -> dict[str, object]:
+        """A row of the table that is printed."""
+        return {
+            "": self.name,
+            "claimed": self.claim.epsilon,
+            "estimate": "-" if self.estimate is None else f"{self.estimate:.3g}",
+            "interval": "-" if self.interval is None else "{:.3g} .. {:.3g}".format(*self.interval),
+            **{f"bound: {bound.method}": f"{bound.epsilon:.3g}" for bound in self.bounds},
+            "refuted by": ", ".join(self.refuted_by) or "none",
+        }
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -89,6 +102,28 @@ class Verdict:
     def refuted(self) -> bool:
         """True if a lower bound passes a claim. If none does, that shows no privacy: another audit may find more."""
         return any(judgement.refuted_by for judgement in self.judgements)
+
+    @property
+    def shown(self) -> list[Judgement]:
+        """The judgements to print: the run, the first ten rounds, and all that are refuted."""
+        *rounds, run = self.judgements
+        return [*(found for number, found in enumerate(rounds) if found.refuted_by or number < SHOWN), run]
+
+    def lines(self) -> Iterator[str]:
+        """The words below the table: what each bound assumes, and the verdict."""
+        run = self.judgements[-1]
+        if left := len(self.judgements) - len(self.shown):
+            yield f"{left} more rounds are in audit.json"
+        yield f"{self.mechanism}, {run.claim.adjacency}, delta {run.claim.delta:g}; interval and bounds at 95 %"
+        yield from (f"bound: {bound.method} assumes {ASSUMES[bound.method]}" for bound in run.bounds)
+        rate = f"false-alarm rate {self.false_alarm:g}"
+        if self.refuted:
+            names = ", ".join(found.name for found in self.judgements if found.refuted_by)
+            yield f"REFUTED ({rate}): {names}"
+        elif self.power.finds:
+            yield f"not refuted: no bound passes its claim ({rate}); this is no proof"
+        else:
+            yield "no verdict: nothing was found, and nothing could have been; ask for more --canaries or --runs"
 
 
 def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdict:

@@ -1,7 +1,5 @@
 """Measures things side by side in one run, and prints a table for each section; without a SECTION, all of them.
 
-Peers that are not installed are named and skipped. Times depend on what else the machine does: the load is printed.
-
 sections:
   per_example   clipped per-example gradients against plain ones, and whole steps against Opacus
   loop          a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings

@@ -17,7 +17,6 @@ With --aggregation secure everybody takes part in every round, and adds a share 
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Annotated, Literal
 
@@ -27,7 +26,7 @@ from typer import Option
 from discreet.cli.console import print_table
 from discreet.server.prices import (
     LOCAL_PRICES,
-    Price,
+    Question,
     masked_lines,
     masked_sum,
     own_price,
@@ -55,19 +54,17 @@ def command(
     examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
 ) -> None:
     """Answers in a table."""
-    asked = _checked(delta, {"noise": noise, "epsilon": epsilon, "rounds": rounds})
-    adjacency = "zero-out" if guarantee == EXAMPLE else "add or remove one"
+    question, of_examples = Question(noise, epsilon, rounds, delta), guarantee == EXAMPLE
+    adjacency = "zero-out" if of_examples else "add or remove one"
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
     if aggregation == "secure":
-        if guarantee == LOCAL or clients is None or (guarantee == EXAMPLE) != (examples is not None):
-            raise ValueError(
-                "--aggregation secure is for user with --clients, or example with --clients and --examples"
-            )
+        if guarantee == LOCAL or clients is None or of_examples != (examples is not None):
+            raise ValueError("--aggregation secure is for user with --clients, or example with --clients, --examples")
         secure = SecureConfig(dropouts, colluding, threshold)
         secure.check_fits(clients)
         summed = partial(masked_sum, clients, secure, parameters=parameters, examples=examples)
         prices = secure_prices(lambda z: summed(z).event, adjacency=adjacency)
-        lines += masked_lines(summed(noise or _answer(prices[0], asked)), clients, secure)
+        lines += masked_lines(summed(noise or question.answer(prices[0])), clients, secure)
     elif guarantee == LOCAL:
         prices = LOCAL_PRICES
     elif population is None or cohort is None:
@@ -76,45 +73,8 @@ def command(
         prices = sampled_prices(population, cohort, adjacency=adjacency)
         if mechanism is not None:
             prices.insert(0, own_price(mechanism, population, cohort))
-        if guarantee == EXAMPLE:
-            holds = "The numbers hold for adding or removing one if --population is data.public_num_examples"
-            lines.append(f"{ZERO_OUT}. {holds}")
-    print_table(_rows(prices, asked))
+    if of_examples and aggregation == "plain":
+        holds = "The numbers hold for adding or removing one if --population is data.public_num_examples"
+        lines.append(f"{ZERO_OUT}. {holds}")
+    print_table(question.rows(prices))
     print(*lines, sep="\n")
-
-
-def _checked(delta: float, given: dict[str, float | None]) -> dict[str, float]:
-    """The numbers that were given, in their ranges."""
-    known = {name: value for name, value in given.items() if value is not None}
-    if len(known) != 2:
-        raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
-    for name, value in known.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"--{name} must be a finite number above 0 (got {value})")
-    if not 0 < delta < 1:
-        raise ValueError(f"--delta must be within (0, 1) (got {delta})")
-    return {**known, "delta": delta}
-
-
-def _answer(price: Price, asked: dict[str, float]) -> float:
-    (name,) = {"noise", "epsilon", "rounds"} - {*asked}
-    answer: float = getattr(price, name)(**asked)
-    return answer
-
-
-def _rows(prices: list[Price], asked: dict[str, float]) -> list[dict[str, object]]:
-    """All prices side by side; the answer of each against the first one."""
-    name = "epsilon" if "epsilon" not in asked else "noise multiplier" if "noise" not in asked else "rounds"
-    rows, first = [], 0.0
-    for price in prices:
-        row: dict[str, object] = {"sampling": price.sampling, "adjacency": price.adjacency}
-        row |= {"accountant": price.accountant, name: "none"}
-        try:
-            value = _answer(price, asked)
-            first = first or value
-            row |= {name: f"{value:.5g}" if name != "rounds" else str(value)}
-            row |= {"times the first": f"{value / first:.3g}" if first else "-"}
-        except ValueError as error:
-            row["times the first"] = str(error)
-        rows.append(row)
-    return rows

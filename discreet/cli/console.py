@@ -1,14 +1,24 @@
-"""Tables on the terminal."""
+"""The things that several verbs share: words that are settings, folders named by the time, tables on the terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 WIDE = 240  # columns of a table that goes into a file or a pipe
+Words = Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")]
+
+
+def new_folder(begin: str) -> Path:
+    """A folder whose name begins so, and ends with the time in UTC."""
+    return Path(f"{begin}{datetime.now(UTC):%Y-%m-%d_%H-%M-%S}")
 
 
 def print_table(rows: Sequence[dict[str, object]] | Sequence[dict[str, str]]) -> None:

@@ -31,14 +31,13 @@ IN_A_PROJECT = {
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
-OF_SETTINGS = ("run", "simulate", "statistics")  # their settings are checked before PyTorch is imported
+OF_SETTINGS = ("run", "simulate", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
+LOADS = ("simulate", "tune", "audit", "statistics", "predict", "report", "benchmark")  # PyTorch, for some seconds
 SAY_VALUES = ("calibrate", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
 
-`discreet VERB --help` explains a verb, with examples. For instance:
-
-  discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
+`discreet VERB --help` explains a verb, with examples.
 """
 
 
@@ -54,7 +53,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _say_ended()
     except _told(given[0]) as error:
-        print(f"discreet: {_line(error)}", file=sys.stderr)
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, click.NoSuchOption) and given[0] in IN_A_PROJECT and not error.possibilities:
+            said += " A setting has no dashes: write NAME=VALUE"
+        print(f"discreet: {said}", file=sys.stderr)
         return 2
 
 
@@ -75,7 +77,10 @@ def _app(given: Sequence[str]) -> typer.Typer:
         if given[0] in IN_A_PROJECT and not {*HELP} & {*given}:
             import_module("discreet.settings.places").app_folder()
             if given[0] in OF_SETTINGS:
-                import_module("discreet.settings.compose").check_words(given[1:])
+                listed = ["--multirun"] if given[0] == "tune" else []
+                import_module("discreet.settings.compose").check_words([*listed, *given[1:]])
+        if given[0] in LOADS and sys.stderr.isatty():
+            print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
         for verb, line in VERBS.items():
             module = import_module(f"discreet.cli.{verb}") if verb == given[0] else None
             command: Callable[..., object] = module.command if module else _nothing
@@ -110,26 +115,6 @@ def _told(verb: str) -> tuple[type[Exception], ...]:
     from discreet.settings.rules import ConfigError
 
     return click.ClickException, OSError, *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError))
-
-
-def _line(error: Exception) -> str:
-    if isinstance(error, click.NoSuchOption) and (name := _setting(error.option_name)):
-        return f"{error.option_name} is no option: settings have no dashes, write {name}=VALUE"
-    return error.format_message() if isinstance(error, click.ClickException) else str(error)
-
-
-def _setting(option: str) -> str | None:
-    """The full name of the setting that an option is meant for; None if there is none, or several.
-
-    >>> _setting("--rounds"), _setting("--learning-rate"), _setting("--batch-size"), _setting("--jobs")
-    ('rounds', None, 'training.batch_size', None)
-    """
-    from discreet.settings.rules import rules
-    from discreet.settings.settings import Settings
-
-    asked = option.removeprefix("--").replace("-", "_")
-    found = [name for name, _ in rules(Settings) if f".{name}".endswith(f".{asked}")]
-    return asked if asked in found else found[0] if len(found) == 1 else None
 
 
 def _say_ended() -> int:

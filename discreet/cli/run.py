@@ -10,13 +10,11 @@ examples:
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
-import typer
-
+from discreet.cli.console import Words
 from discreet.deployment.flower_run import run_app
 
 
-def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")] = None) -> int:
+def command(overrides: Words = None) -> int:
     """DISCREET_PROGRAM is what a person types to run it again, if that is not `discreet run`."""
     return run_app(overrides or [], program=os.environ.get("DISCREET_PROGRAM", "discreet run"))

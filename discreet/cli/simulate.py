@@ -17,29 +17,29 @@ examples:
 
 from __future__ import annotations
 
+import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import hydra
-import typer
 from omegaconf import OmegaConf
 from typer import Option
 
-from discreet.cli.sweep import Sweep, sweep_of
-from discreet.deployment.interruption import ending, interrupt_below, not_begun, resumable
+from discreet.cli.console import Words
+from discreet.cli.sweep import Sweep, all_succeed, sweep_of
+from discreet.deployment.interruption import ending, not_begun, override, resumable
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import hydra_on_conf
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.simulation.many_runs import check_parallel, run_all
+from discreet.simulation.many_runs import check_parallel
 
 
 def command(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")] = None,
+    overrides: Words = None,
     multirun: Annotated[bool, Option("--multirun", "-m", help="a sweep")] = False,
     jobs: Annotated[int | None, Option(metavar="N", min=1, help="so many runs of a sweep at a time")] = None,
     cfg: Annotated[Literal["job"] | None, Option(help="print the settings, and run nothing")] = None,
@@ -70,9 +70,5 @@ def _sweep(sweep: Sweep, at_a_time: int) -> int:
         check_parallel([job.plan for job in jobs])
     sweep.save()
     log_to(sys.stdout, log_format=jobs[0].plan.operations.log_format)
-    again = sweep.go_on(at_a_time)
-    with ending(partial(interrupt_below, sweep.folder, f"to go on: {again}")):
-        tally = run_all(jobs, at_a_time=at_a_time, shared=sweep.folder)
-    if tally.failed:
-        tally.tell_failures(again)
-    return 1 if tally.failed else 0
+    again = ["discreet", "simulate", "--multirun", "resume=true", override("hydra.sweep.dir", sweep.folder)]
+    return 0 if all_succeed(jobs, at_a_time=at_a_time, shared=sweep.folder, again=shlex.join(again)) else 1

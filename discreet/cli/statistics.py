@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Annotated
 
-import typer
-
+from discreet.cli.console import Words
 from discreet.data.datasets import load_task
 from discreet.evaluation.asked_data import written_statistics
 from discreet.evaluation.private_statistics import data_query
@@ -27,7 +25,7 @@ from discreet.settings.settings import client_settings
 from discreet.simulation.in_process import data_answers
 
 
-def command(overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")] = None) -> None:
+def command(overrides: Words = None) -> None:
     """Asks, prints and writes."""
     config = asked_settings(overrides or [])
     # That a run with these settings would not learn is no reason not to ask.

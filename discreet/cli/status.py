@@ -60,28 +60,23 @@ def status_facts(folder: RunFolder) -> Facts:
     facts["epsilon"] = _epsilons(folder, plan, row)
     rated = ((each["round"], rated_in(each)) for each in reversed(rows))
     ratings = ({"round": int(at or 0), "numbers": list(map(asdict, found))} for at, found in rated if found)
-    return facts | {"account": _account(plan), "rating": next(ratings, None)}
+    if account := PopulationAccount.of(plan):
+        whose = {"population": account.population.name, "file": str(account.path), "runs": len(account.runs())}
+        facts["account"] = whose | _spending(account.budget.epsilon(account.total()), account.budget.max_epsilon)
+    return {"account": None} | facts | {"rating": next(ratings, None)}
 
 
 def _epsilons(folder: RunFolder, plan: Plan, row: Any) -> dict[str, Facts | None]:
     """The spending of each guarantee; None if it is off."""
     found = dict[str, Facts | None].fromkeys(GUARANTEES)
     for name, mechanism in plan.mechanisms.items():
-        spent = row.get(f"epsilon_{name}") or 0.0
-        if not mechanism.reported and folder.ledger_path.exists():
-            spent = DurableLedger(folder.ledger_path).spent(name).epsilon(plan.run.delta, plan.run.accountant)
-        of_all_runs = not mechanism.reported and plan.account is not None
-        found[name] = _spending(spent, None if of_all_runs else terms_of(mechanism).budget)
+        spent, budget = row.get(f"epsilon_{name}") or 0.0, terms_of(mechanism).budget
+        if not mechanism.reported:
+            budget = None if plan.account is not None else budget  # that of all runs on the population
+            if folder.ledger_path.exists():
+                spent = DurableLedger(folder.ledger_path).spent(name).epsilon(plan.run.delta, plan.run.accountant)
+        found[name] = _spending(spent, budget)
     return found
-
-
-def _account(plan: Plan) -> Facts | None:
-    """The spending of all runs on the population; None if the run charges no account."""
-    account = PopulationAccount.of(plan)
-    if account is None:
-        return None
-    whose = {"population": account.population.name, "file": str(account.path), "runs": len(account.runs())}
-    return whose | _spending(account.budget.epsilon(account.total()), account.budget.max_epsilon)
 
 
 def _spending(spent: float, budget: float | None) -> Facts:
@@ -91,19 +86,18 @@ def _spending(spent: float, budget: float | None) -> Facts:
 def status_lines(folder: RunFolder) -> Iterator[str]:
     """`status_facts` as text, a line for each fact."""
     facts = status_facts(folder)
-    since = f", {facts['seconds_since_update']} s ago" if "seconds_since_update" in facts else ""
     yield f"run        {facts['run']}"
-    yield f"state      {facts['state']}{': ' if facts.get('reason') else ''}{facts.get('reason') or ''}"
+    yield f"state      {facts['state']}" + (f": {facts['reason']}" if facts.get("reason") else "")
+    since = f", {facts['seconds_since_update']} s ago" if "seconds_since_update" in facts else ""
     yield f"round      {facts['round']} of {facts['rounds']}{since}"
-    known = [(name, f"{facts[name]:.4f}") for name in (*SCORES, "loss") if facts.get(name) is not None]
+    known = [f"{name} {facts[name]:.4f}" for name in (*SCORES, "loss") if facts.get(name) is not None]
     if rating := facts["rating"]:
         numbers = ", ".join(str(Rated(**each)) for each in rating["numbers"])
         yield f"rated      after round {rating['round']} by clients: {numbers}"
     elif known:
-        yield f"{known[0][0]:10} " + ", ".join([known[0][1], *map(" ".join, known[1:])])
-    account = facts["account"]
+        yield f"model      {', '.join(known)}"
+    account, unlimited = facts["account"], "; its budget is that of all runs" if facts["account"] else ", no budget"
     for name, spending in facts["epsilon"].items():
-        unlimited = "; its budget is that of all runs" if account else ", no budget"
         yield f"epsilon    {name} {_spent(spending, unlimited) if spending else 'none (off)'}"
     if account:
         yield f"account    all runs on {account['population']} ({account['runs']}) {_spent(account, ', no budget')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +18,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from discreet.deployment.interruption import override
+from discreet.deployment.interruption import ending, interrupt_below
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.compose import hydra_on_conf, load_config, parse_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.job import Job
+from discreet.simulation.many_runs import run_all
 
 logger = logging.getLogger("discreet")
 
+MOST_CANDIDATES = 200
 PLAN = "multirun.yaml"
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")
 PARAMS = "hydra.sweeper.params"
@@ -56,18 +57,12 @@ class Sweep:
         own = ", ".join(word for word in self.runs[number - 1] if word not in same)
         return f"run {number} of {len(self.runs)}" + (f" ({own})" if own else "")
 
-    def go_on(self, at_a_time: int) -> str:
-        """The command that goes on with it."""
-        jobs = [] if at_a_time == 1 else ["--jobs", str(at_a_time)]
-        there = override("hydra.sweep.dir", self.folder)
-        return shlex.join(["discreet", "simulate", "--multirun", *jobs, "resume=true", there])
-
     def save(self) -> None:
         """Makes the folder and, unless it is there, the file that says what the sweep was started with, as Hydra's."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / PLAN).exists():
-            plan = {"hydra": {"overrides": {"hydra": [*self.hydra], "task": [*self.settings]}}}
-            replace_file(self.folder / PLAN, OmegaConf.to_yaml(OmegaConf.create(plan)).encode())
+            started = OmegaConf.create({"hydra": {"overrides": {"hydra": [*self.hydra], "task": [*self.settings]}}})
+            replace_file(self.folder / PLAN, OmegaConf.to_yaml(started).encode())
 
     def jobs(self) -> list[Job]:
         """Every run, checked.
@@ -100,9 +95,8 @@ def _run(asked: dict[str, Any], decided: dict[str, Any], files: RunFolder, name:
 
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
-    """The sweep that overrides ask for: with `multirun`, or because their experiment is one. None for a single run.
-
-    With `resume=true` it is the sweep in hydra.sweep.dir, with the settings that it was started with.
+    """The sweep that overrides ask for, or with `resume=true` the one in hydra.sweep.dir as it was started. None for a
+    single run: without `multirun`, and if the experiment is no sweep.
 
     Raises:
       ConfigError: the settings can't be composed, or there is no such sweep to go on with.
@@ -155,3 +149,27 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
     if asked.settings:
         runs = tuple((*(word for word in run if not word.startswith(RAY)), *asked.settings) for run in runs)
     return replace(before, folder=asked.folder, runs=runs)
+
+
+def candidates_of(overrides: Sequence[str]) -> list[Settings]:
+    """The settings of every combination of the listed values.
+
+    Raises:
+      ConfigError: a setting is wrong, or there are none or too many combinations.
+    """
+    if not overrides:
+        raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
+    candidates = composed(overrides)[0].runs
+    if len(candidates) > MOST_CANDIDATES:
+        raise ConfigError(f"more than {MOST_CANDIDATES} combinations of settings: list fewer values")
+    return [load_config(words, of_sweep=True) for words in candidates]
+
+
+def all_succeed(jobs: Sequence[Job], *, at_a_time: int, shared: Path, again: str, until_then: str = "") -> bool:
+    """Does runs in a shared folder. `again` is the command that goes on with them, and is told if any did not end."""
+    again += f" --jobs {at_a_time}" * (at_a_time > 1) + until_then
+    with ending(partial(interrupt_below, shared, f"to go on: {again}")):
+        tally = run_all(jobs, at_a_time=at_a_time, shared=shared)
+    if tally.failed:
+        tally.tell_failures(again)
+    return not tally.failed

@@ -20,30 +20,23 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
 from typer import Option
 
-from discreet.cli.sweep import composed
-from discreet.deployment.interruption import ending, interrupt_below, not_begun
+from discreet.cli.console import Words, new_folder
+from discreet.cli.sweep import all_succeed, candidates_of
+from discreet.deployment.interruption import ending, not_begun
 from discreet.logs import log_to
 from discreet.server.plan import planned
-from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
-from discreet.simulation.many_runs import check_parallel, run_all
+from discreet.simulation.many_runs import check_parallel
 from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tune, trial_jobs
-
-MOST_CANDIDATES = 200
 
 
 def command(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE,VALUE ...")] = None,
+    overrides: Words = None,
     trials: Annotated[
         Literal["logarithmic", "geometric", "poisson"], Option(help="the distribution of the number of trials")
     ] = "logarithmic",
@@ -57,8 +50,7 @@ def command(
     """Tunes; 1 if trials failed."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     log_to(sys.stdout)
-    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S")
-    folder = (output or Path(f"outputs/tune_{stamp}")).expanduser().resolve()
+    folder = (output or new_folder("outputs/tune_")).expanduser().resolve()
     with ending(not_begun):
         if resume and (overrides or output is None):
             raise ConfigError("--resume needs --output, the folder of the tune to go on with, and no settings")
@@ -72,28 +64,12 @@ def command(
         if jobs > 1:
             check_parallel(plans)
         runs = trial_jobs(tune, plans, folder / "trials")
-        again = f"discreet tune --resume --output {shlex.quote(str(folder))}" + (jobs > 1) * f" --jobs {jobs}"
-        with ending(partial(interrupt_below, folder / "trials", f"nothing was chosen; to go on: {again}")):
-            tally = run_all(runs, at_a_time=jobs, shared=folder / "trials")
-        if tally.failed:
-            tally.tell_failures(f"{again}; until then nothing is chosen")
+        again = f"discreet tune --resume --output {shlex.quote(str(folder))}"
+        then = "; until then nothing is chosen"
+        if not all_succeed(runs, at_a_time=jobs, shared=folder / "trials", again=again, until_then=then):
             return 1
         if runs:
             print(publish_best(tune, plans, [job.folder for job in runs], folder))
         else:
             print("no trial was drawn: there is nothing to publish")
     return 0
-
-
-def candidates_of(overrides: Sequence[str]) -> list[Settings]:
-    """The settings of every combination of the listed values.
-
-    Raises:
-      ConfigError: a setting is wrong, or there are none or too many combinations.
-    """
-    if not overrides:
-        raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
-    candidates = composed(overrides)[0].runs
-    if len(candidates) > MOST_CANDIDATES:
-        raise ConfigError(f"more than {MOST_CANDIDATES} combinations of settings: list fewer values")
-    return [load_config(words, of_sweep=True) for words in candidates]

@@ -60,7 +60,7 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
             draw_errors(axes, groups[0].records[0], word)
         by = "test set or clients" if len(rated) > 1 else "by clients" if True in rated else "public test set"
         axes.set_ylabel(f"{word}, {by}")
-        _count_rounds(axes, records)
+        _count_rounds(axes)
         repeated = any(len(group.records) > 1 for group in groups)
         return " ".join([_RATED] * (True in rated) + [_MEANS] * repeated)
 
@@ -79,14 +79,12 @@ def draw_errors(axes: Any, record: RunRecord, name: str) -> None:
     axes.errorbar(rounds, values, yerr=[each.error for _, each in points], color=SERIES[0], alpha=0.5, fmt="none")
 
 
-def _count_rounds(axes: Any, records: Sequence[RunRecord]) -> None:
-    """Ticks at whole rounds; the last tick is the last round that was done."""
+def _count_rounds(axes: Any) -> None:
+    """Ticks at whole rounds."""
     from matplotlib.ticker import MaxNLocator
 
-    last = max(record.rounds[-1]["round"] or 1.0 for record in records)
-    ticks = [float(tick) for tick in MaxNLocator(6, integer=True).tick_values(1, last) if 1 <= tick < 0.93 * last]
     axes.set_xlabel("round")
-    axes.set_xticks([*ticks, last], [f"{tick:g}" for tick in (*ticks, last)])
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: str) -> Picture:
@@ -101,7 +99,7 @@ def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: s
             draw_line(axes, curve, number, name)
         axes.set_ylabel("epsilon")
         axes.set_ylim(bottom=0)
-        _count_rounds(axes, records)
+        _count_rounds(axes)
         return f"At delta {', '.join(sorted({f'{record.config.privacy.delta:g}' for record in records}))}, by {by}."
 
     return _picture(f"Epsilon after each round: {guarantee}-level", draw)
@@ -176,7 +174,7 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
         clips = [group.records[0].config.privacy.user.clip for group in shown]
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
             lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
-        _count_rounds(lower, [record for group in groups for record in group.records])
+        _count_rounds(lower)
         return _CLIPPING
 
     if shown:

@@ -13,9 +13,8 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
 from discreet.mechanisms.mechanism import releases_of, terms_of
 from discreet.mechanisms.mechanism_table import server_mechanism
-from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
 from discreet.reporting.records import Pairs, RunRecord
-from discreet.settings.privacy import GUARANTEES, USER
+from discreet.settings.privacy import GUARANTEES
 
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time
 PURE = "pure (delta = 0)"
@@ -127,9 +126,8 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
 def choice_costs(records: Sequence[RunRecord]) -> list[str]:
     """The price of picking one of several runs by its result, which is a release too: a sentence for each guarantee.
 
-    Each states epsilons by RDP at the largest delta of the runs: of the dearest run; of all runs together, which holds
-    whatever is picked or published of them; and, if the theorem applies, the cost if the number of runs had been drawn
-    with as many on average and only the best published. Runs whose noise protects nobody count like the others.
+    Each states epsilons by RDP at the largest delta of the runs: of the dearest run, and of all runs together, which
+    holds whatever is picked or published of them. Runs whose noise protects nobody count like the others.
     """
     return [_choice_cost(records, name) for name in guarantee_names(records)] if len(records) > 1 else []
 
@@ -147,7 +145,7 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
     else:
         data_owners = set[str]().union(*spent)
         summed = (tuple(entry for run in spent for entry in run.get(data_owner, ())) for data_owner in data_owners)
-        together, why = f"{_largest(summed, delta):.4g}", _if_drawn(spent, guarantee, delta)
+        together, why = f"{_largest(summed, delta):.4g}", "the runs add up"
     dearest = _largest((entries for run in spent for entries in run.values()), delta)
     return (
         f"{guarantee}-level, choosing the best: epsilon {together} for all {len(records)} runs, "
@@ -163,18 +161,6 @@ def _why_not_together(records: Sequence[RunRecord], paying: Sequence[RunRecord],
     if len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
         return "the runs have different adjacencies"
     return ""
-
-
-def _if_drawn(spent: Sequence[Spent], guarantee: str, delta: float) -> str:
-    if guarantee != USER:
-        return "every update of every run reaches the server, which is not trusted here, so the runs add up"
-    candidates = list({tuple(entries) for run in spent for entries in run.values()})
-    trials = [TrialCount(name, float(len(spent))) for name in SHAPES]
-    try:
-        drawn = {each.distribution: selection_epsilon(candidates, trials=each, delta=delta) for each in trials}
-    except ValueError as error:
-        return str(error)
-    return f"if their number had been drawn at random: {'; '.join(f'{name} {e:.4g}' for name, e in drawn.items())}"
 
 
 def _largest(spent: Iterable[Entries], delta: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,7 @@ from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.calibration import noise_multiplier_for_epsilon, rounds_within
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism_table import server_mechanism
-from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.privacy import SecureConfig
-from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
@@ -53,6 +50,51 @@ class Price:
         return rounds_within(epsilon, event=self.event(noise), delta=delta, accountant=self.accountant)
 
 
+@dataclass(frozen=True)
+class Question:
+    """Two of noise, epsilon and rounds: the third is asked for."""
+
+    noise: float | None
+    epsilon: float | None
+    rounds: int | None
+    delta: float
+
+    def __post_init__(self) -> None:
+        if len(self._given) != 2:
+            raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
+        for name, value in self._given.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"--{name} must be a finite number above 0 (got {value})")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"--delta must be within (0, 1) (got {self.delta})")
+
+    @property
+    def _given(self) -> dict[str, float]:
+        three = {"noise": self.noise, "epsilon": self.epsilon, "rounds": self.rounds}
+        return {name: value for name, value in three.items() if value is not None}
+
+    def answer(self, price: Price) -> float:
+        """The third number. Raises ValueError if there is none."""
+        asked = price.epsilon if self.epsilon is None else price.noise if self.noise is None else price.rounds
+        return asked(**self._given, delta=self.delta)  # type: ignore[arg-type]
+
+    def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:
+        """All prices side by side; the answer of each against the first one, or the reason why there is none."""
+        name = "epsilon" if self.epsilon is None else "noise multiplier" if self.noise is None else "rounds"
+        rows, first = list[dict[str, object]](), 0.0
+        for price in prices:
+            try:
+                value = self.answer(price)
+                first = first or value
+                number = f"{value:.5g}" if name != "rounds" else str(value)
+                times = f"{value / first:.3g}" if first else "-"
+            except ValueError as error:
+                number, times = "none", str(error)
+            how = {"sampling": price.sampling, "adjacency": price.adjacency, "accountant": price.accountant}
+            rows.append({**how, name: number, "times the first": times})
+        return rows
+
+
 def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price]:
     """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size.
 
@@ -78,6 +120,10 @@ def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or rem
 
 def own_price(mechanism: str, population: int, cohort: int) -> Price:
     """A mechanism of one's own, `package.module:Class`, with Poisson cohorts. Raises ConfigError if there is none."""
+    from discreet.mechanisms.mechanism_table import server_mechanism
+    from discreet.settings.client_settings import ClientSettings, UserTerms
+    from discreet.settings.training import FLOWER_APP
+
     user = UserTerms(True, 1.0, probability=cohort / population, population_size=population, mechanism=mechanism)
     found = server_mechanism(ClientSettings(1, FLOWER_APP, 0.5 / population, PLD, "grid", user=user))
     assert found is not None

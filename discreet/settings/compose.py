@@ -82,12 +82,22 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: 
 def check_words(words: Sequence[str]) -> None:
     """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not imported for that.
 
-    Of a sweep the words without lists are composed, and of a run that goes on all of them: the rest is checked later.
+    Of a sweep the first value of each list is checked here, and the settings of a run that goes on are checked later.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     listed = bool({"-m", "--multirun"} & {*words})
     asked, is_sweep = _composed(settings, listed=listed)
-    if not (listed or is_sweep or asked.resume is True):
+    if listed:
+        first = []
+        for word in OverridesParser.create().parse_overrides(settings):
+            if word.is_choice_sweep() or word.is_range_sweep():
+                first.append(f"{word.get_key_element()}={next(iter(word.sweep_string_iterator()))}")
+            elif not (word.is_sweep_override() or word.is_hydra_override()):
+                first.append(str(word.input_line))
+        asked, _ = _composed(first)
+    if not (is_sweep or asked.resume is True):
         parse_config(asked)
 
 

@@ -98,18 +98,12 @@ def test_a_verdict_that_could_not_have_been_another_is_none(
     assert "not refuted" not in printed
 
 
-def test_a_claim_that_does_not_hold_ends_with_code_1(
+def test_a_refuted_claim_ends_with_code_1_and_many_rounds_are_printed_in_part_and_written_whole(
     audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audited.append(made(0.5, 2))
+    audited += [made(1.0, 14), made(0.5, 2)]
     assert main(["--output", str(tmp_path)]) == 1
-    assert "REFUTED, at a false-alarm rate of 0.01: round 1, round 2, run" in capsys.readouterr().out
-
-
-def test_many_rounds_are_printed_in_part_and_written_whole(
-    audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    audited.append(made(1.0, 14))
+    assert "REFUTED (false-alarm rate 0.01): round 1, round 2, run" in capsys.readouterr().out
     assert main(["--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "round 10 " in printed
@@ -144,7 +138,6 @@ def test_the_settings_of_a_run_folder_are_taken_whole(
         (["--federation", "--honest", "3"], "--federation audits the user level"),
         (["--federation", "data.num_clients=30"], "needs 20 .. 30 canaries"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_what_can_not_be_audited_is_said_in_one_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]

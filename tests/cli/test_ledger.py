@@ -24,8 +24,6 @@ def run(tmp_path: Path) -> Path:
 def test_show_gives_every_guarantee_with_its_epsilon(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(run), "--delta", "1e-3"]) == 0
     printed = capsys.readouterr().out
-    assert "user" in printed
-    assert "local" in printed
     assert "user-level: 2 x GaussianDpEvent(noise_multiplier=3.0)\n" in printed
     assert "local-level, client 4: 1 x LaplaceDpEvent(noise_multiplier=2.0)\n" in printed
     assert "pure epsilon 0.5" in printed  # of the one Laplace release
@@ -45,11 +43,6 @@ def test_export_gives_every_row_as_json(run: Path, capsys: pytest.CaptureFixture
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["guarantee"] for row in rows] == ["user", "user", "local"]
     assert rows[0]["event"] == {"kind": "gaussian", "noise_multiplier": 3.0}
-
-
-def test_a_folder_without_a_ledger_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(tmp_path)]) == 2
-    assert "holds no ledger" in capsys.readouterr().err
 
 
 def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_cost(
@@ -77,14 +70,18 @@ def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_co
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--population people --delta 1e-3", "--size and --delta must be given"),
-        ("--population people --size 20 --delta 0.05", "delta must be within"),
-        ("--population people --size 20 --delta 1e-3 --max-epsilon 0", "max_epsilon of an account must be above 0"),
+        ("show {}", "holds no ledger"),
+        ("create {}/p.db --population people --delta 1e-3", "--size and --delta must be given"),
+        ("create {}/p.db --population people --size 20 --delta 0.05", "delta must be within"),
+        (
+            "create {}/p.db --population people --size 20 --delta 1e-3 --max-epsilon 0",
+            "max_epsilon of an account must be above 0",
+        ),
     ],
 )
-def test_an_account_that_can_not_be_made_is_said(
+def test_a_ledger_that_is_not_there_or_can_not_be_made_is_said(
     words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["create", str(tmp_path / "people.db"), *words.split()]) == 2
+    assert main(words.format(tmp_path).split()) == 2
     assert said in capsys.readouterr().err
-    assert not (tmp_path / "people.db").exists()
+    assert not (tmp_path / "p.db").exists()

@@ -30,12 +30,9 @@ def test_the_account_is_shown_with_what_is_left_of_it(tmp_path: Path) -> None:
     (line,) = (line for line in status_lines(folder) if line.startswith("account"))
     assert line == f"account    all runs on people (1) {spent:.4g} spent, {4 - spent:.4g} of 4 left"
     assert any(line.endswith("spent; its budget is that of all runs") for line in status_lines(folder))
-
-
-def test_a_run_without_an_account_says_nothing_of_one(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", *WORDS)
-    assert status_facts(folder)["account"] is None
-    assert not any(line.startswith("account") for line in status_lines(folder))
+    without = make_run(tmp_path / "without", *WORDS)
+    assert status_facts(without)["account"] is None
+    assert not any(line.startswith("account") for line in status_lines(without))
 
 
 def test_the_report_shows_what_all_runs_have_spent(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.cli.tune import MOST_CANDIDATES, candidates_of
+from discreet.cli.sweep import MOST_CANDIDATES, candidates_of
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.privacy.selection import TrialCount
@@ -37,19 +37,48 @@ def test_a_comma_lists_what_is_tried_and_a_list_in_brackets_is_one_value() -> No
     found = candidates_of(["rounds=3,4", "data.num_clients=7,9", "privacy.local.schedule=[1,2]"])
     assert [(each.rounds, each.data.num_clients) for each in found] == [(3, 7), (3, 9), (4, 7), (4, 9)]
     assert {tuple(each.privacy.local.schedule) for each in found} == {(1.0, 2.0)}
+    with pytest.raises(ConfigError, match="combinations"):
+        candidates_of([f"rounds=range(1,{MOST_CANDIDATES + 2})"])
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("words", "message"),
     [
-        ("rounds=interval(1,2)", "does not support"),
-        (f"rounds=range(1,{MOST_CANDIDATES + 2})", "combinations"),
-        ("rounds=[1", r"^rounds=\[1 is no NAME=VALUE"),
+        ([f"{NOISE}=1"], "at least two different candidates (got 1)"),
+        ([f"{NOISE}=1,1"], "at least two different candidates (got 1)"),
+        (["--max-epsilon", "0.5", f"{NOISE}=1,2"], "above --max-epsilon"),
+        (["rounds=interval(1,2)"], "does not support"),
+        (["rounds=[1"], "rounds=[1 is no NAME=VALUE"),
+        (["--resume"], "--resume needs --output"),
+        (["--resume", "--output", "none", "rounds=1"], "--resume needs --output"),
+        (["--resume", "--output", "none"], "holds no unfinished tune"),
+        (["--output", str(Path(__file__).parent), f"{NOISE}=1,2"], "is not empty"),
     ],
 )
-def test_what_is_no_list_is_refused(word: str, message: str) -> None:
+def test_what_can_not_be_tuned_is_refused_before_anything_is_spent(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = [] if "--output" in words or "--resume" in words else ["--output", str(tmp_path / "out"), *SMALL]
+    assert main([*own, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["privacy.user.enabled=false", "privacy.user.target_epsilon=null"], r"privacy\.user is off"),
+        ([f"{NOISE}=0"], "without noise"),
+        (["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], "add up"),
+        (["output_dir=somewhere"], "--output"),
+        ([f"{NOISE}=1", "privacy.delta=1e-4"], r"privacy\.delta"),
+        ([f"{NOISE}=1", "sampling.probability=0.5", "rounds=4"], "none costs most"),
+    ],
+)
+def test_what_can_not_be_accounted_is_refused(words: list[str], message: str) -> None:
+    other = load_config([f"{NOISE}=4", "sampling.probability=1.0", "rounds=60"])
     with pytest.raises(ConfigError, match=message):
-        candidates_of([word])
+        cost_of([planned(load_config(words)), planned(other)], TrialCount("poisson", 5))
 
 
 def test_the_cost_is_the_published_one() -> None:
@@ -64,27 +93,6 @@ def test_a_round_that_was_done_again_costs_more() -> None:
     ten = cost_of([planned(load_config([*SMALL, f"{NOISE}=1", "rounds=10"]))], trials)
     assert cost_of(list(map(planned, configs)), trials, repeated=1).selection == pytest.approx(ten.selection)
     assert cost_of(list(map(planned, configs)), trials).selection < ten.selection
-
-
-REFUSED = {
-    "the user level is off": (
-        ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"],
-        "privacy.user is off",
-    ),
-    "there is no noise": ([f"{NOISE}=0"], "without noise"),
-    "clients noise too": (["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], "add up"),
-    "a folder is given": (["output_dir=somewhere"], "--output"),
-    "deltas differ": ([f"{NOISE}=1", "privacy.delta=1e-4"], r"privacy\.delta"),
-    "samplings differ": ([f"{NOISE}=1", "sampling.probability=0.5", "rounds=4"], "none costs most"),
-}
-
-
-@pytest.mark.parametrize("reason", REFUSED)
-def test_what_can_not_be_accounted_is_refused(reason: str) -> None:
-    words, message = REFUSED[reason]
-    other = load_config([f"{NOISE}=4", "sampling.probability=1.0", "rounds=60"])
-    with pytest.raises(ConfigError, match=message):
-        cost_of([planned(load_config(words)), planned(other)], TrialCount("poisson", 5))
 
 
 @pytest.fixture(scope="module")
@@ -112,15 +120,6 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
     assert ran == accuracies
 
 
-@pytest.mark.parametrize("noise", ["1", "1,1"])
-def test_one_candidate_is_refused_before_anything_is_spent(
-    noise: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}={noise}"]) == 2
-    assert "at least two different candidates (got 1)" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_only_the_chosen_run_is_left_and_nothing_tells_the_number_of_trials(tuned: Path) -> None:
     assert [path.name for path in tuned.iterdir()] == ["chosen"]
     assert RunFolder(tuned / "chosen").read_config().output_dir == str(tuned / "chosen")
@@ -129,22 +128,6 @@ def test_only_the_chosen_run_is_left_and_nothing_tells_the_number_of_trials(tune
     assert {*facts} == said
     assert facts["epsilon"] > facts["epsilon_of_one_trial"] > 0
     assert "trials" not in (tuned / "chosen" / "config.yaml").read_text()
-
-
-def test_the_cost_alone_can_be_asked_for_and_beyond_a_budget_nothing_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]
-    assert main(["--cost", *words]) == 0
-    assert "2 candidates" in capsys.readouterr().out
-    assert main(["--max-epsilon", "0.5", *words]) == 2
-    assert "above --max-epsilon" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_is_not_empty_is_left_alone(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--output", str(tuned), *SMALL, f"{NOISE}=1,2"]) == 2
-    assert "is not empty" in capsys.readouterr().err
 
 
 def test_the_chosen_run_says_which_round_its_model_is_of_if_it_was_lost(tmp_path: Path) -> None:
@@ -158,9 +141,6 @@ def test_the_chosen_run_says_which_round_its_model_is_of_if_it_was_lost(tmp_path
     chosen = publish(files.path, tmp_path, trials=trials, cost=cost)
     stated = json.loads((chosen / "privacy.json").read_text())
     assert (stated["rounds"], stated["model_round"], stated["stopped"]) == (2, 1, "lost")
-
-
-WORDS = ["--trials", "geometric", "--mean", "3", *SMALL, f"{NOISE}=1,2"]
 
 
 @pytest.fixture(scope="module")
@@ -185,22 +165,14 @@ def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path
         assert json.loads(file.metadata()["selection"])["epsilon"] == pytest.approx(price)
 
 
-def test_ledger_show_states_the_price_of_the_choice(
-    tuned: Path, price: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_ledger_and_report_state_the_price_of_the_choice_and_no_epsilon_below(
+    tuned: Path, price: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
     assert ledger_command(["show", str(tuned / "chosen")]) == 0
-    shown = capsys.readouterr().out
-    assert f"{price:.4g}" in shown
-    assert "not accounted" in shown  # by PLD, which does not know the choice
-
-
-def test_the_report_states_what_the_choice_has_cost_and_no_epsilon_below(
-    tuned: Path, price: float, tmp_path: Path
-) -> None:
+    assert f"not accounted by pld, epsilon {price:.4g} by rdp" in capsys.readouterr().out
     report = report_of([tuned])
-    report.write_page(tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    report.write_page(tuned / "chosen" / "report.html")
+    page = (tuned / "chosen" / "report.html").read_text()
     assert "geometric distribution of mean 3" in page
     assert f"{price:.4g} with the choice" in page
     curves = epsilon_curves(report.records[0], "user")
@@ -240,14 +212,15 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    words = ["--output", str(tmp_path / "out"), "--trials", "geometric", "--mean", "3", *SMALL, f"{NOISE}=1,2"]
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
     with monkeypatch.context() as patch:
         ran = killed_at(2, patch)
         with pytest.raises(KilledError):
-            main(["--output", str(tmp_path / "out"), *WORDS])
+            main(words)
     drawn = [trial.folder for trial in tuning.read_tune(tmp_path / "out").trials]
     assert ran == drawn[:2]
-    assert main(["--output", str(tmp_path / "out"), *WORDS]) == 2
+    assert main(words) == 2
     assert "--resume goes on with it" in capsys.readouterr().err
     monkeypatch.setattr(TrialCount, "draw", lambda *_: pytest.fail("the number of trials was drawn again"))
     with monkeypatch.context() as patch:
@@ -259,16 +232,6 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
         [planned(load_config([*SMALL, f"{NOISE}={noise}"])) for noise in (1, 2)], TrialCount("geometric", 3), repeated=1
     )
     assert RunFolder(tmp_path / "out" / "chosen").read_metrics()[-1]["epsilon_user"] == pytest.approx(twice.selection)
-
-
-@pytest.mark.parametrize(
-    "words", [["--resume"], ["--resume", "--output", "none", "rounds=1"], ["--resume", "--output", "x"]]
-)
-def test_a_resumed_tune_takes_nothing_but_the_folder_of_one_that_was_begun(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    assert "--resume" in capsys.readouterr().err
 
 
 @pytest.fixture

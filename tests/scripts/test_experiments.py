@@ -96,41 +96,28 @@ def test_an_experiment_on_the_hospitals_runs_by_one_command(name: str, shared_da
     check(tmp_path / "run", ON_HEART[name])
 
 
-def images(folder: Path) -> Path:
-    write_mnist(folder)
-    return folder
-
-
-def letters(folder: Path) -> Path:
-    write_femnist(folder / "letters.npz")
-    return folder / "letters.npz"
-
-
-def photographs(folder: Path) -> Path:
-    write_cifar(folder)
-    return folder
-
-
-def play(folder: Path) -> Path:
-    speech = "Good morrow to you all, and to all a good night."
-    return Path(write_play(folder / "play.txt", [(name, speech) for name in ("ANNA", "BEN", "CLARA") for _ in "12345"]))
-
-
-# (what writes local files and gives data.path, the settings)
+SPEECH = "Good morrow to you all, and to all a good night."
+SAID = [(name, SPEECH) for name in ("ANNA", "BEN", "CLARA") for _ in "12345"]
+# (what writes local files, the name in data.path, the settings)
 LOCAL_FILES = {
-    "mnist": (images, ["model.name=cnn", "data.num_clients=3"]),
-    "fashion_mnist": (images, ["model.name=mlp", "data.num_clients=3"]),
-    "femnist": (letters, ["model.name=cnn", "data.partition=natural", "data.num_clients=18"]),
-    "cifar10": (photographs, ["model.name=cnn", "data.num_clients=2"]),
-    "shakespeare": (play, ["model.name=lstm", "data.partition=natural", "data.num_clients=3"]),
+    "mnist": (write_mnist, ".", ["model.name=cnn", "data.num_clients=3"]),
+    "fashion_mnist": (write_mnist, ".", ["model.name=mlp", "data.num_clients=3"]),
+    "femnist": (write_femnist, "a.npz", ["model.name=cnn", "data.partition=natural", "data.num_clients=18"]),
+    "cifar10": (write_cifar, ".", ["model.name=cnn", "data.num_clients=2"]),
+    "shakespeare": (
+        lambda path: write_play(path, SAID),
+        "play.txt",
+        ["model.name=lstm", "data.partition=natural", "data.num_clients=3"],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LOCAL_FILES)
 def test_a_data_set_is_learned_from_local_files(name: str, tmp_path: Path) -> None:
-    write, settings = LOCAL_FILES[name]
+    write, file, settings = LOCAL_FILES[name]
+    write(tmp_path / file)  # type: ignore[operator]
     few = ["rounds=1", "training.epochs=1", "sampling.kind=everyone", f"output_dir={tmp_path / 'run'}"]
-    run(f"data.name={name}", f"data.path={write(tmp_path)}", *settings, *few)
+    run(f"data.name={name}", f"data.path={tmp_path / file}", *settings, *few)
     check(tmp_path / "run", {"user"})
 
 
