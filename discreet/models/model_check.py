@@ -10,6 +10,7 @@ from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 from discreet.models.dropout import dropout_layers
 from discreet.models.models import MISTAKES, MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
+from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.trial import two_passes, writes
 
 _TRIAL_SEED, _OTHER_SEED = 7, 24359
@@ -93,7 +94,7 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         layer.eval()  # what still draws is something else
     with torch.random.fork_rng(devices=[]):
         try:
-            _, logits, moved = two_passes(model, inputs)
+            _, logits, moved = two_passes(objective_of(model, cross_entropy), inputs)
             again, alone = model(inputs), [model(one) for one in torch.split(inputs, 1)]
         except MISTAKES as error:
             raise ValueError(f"model.name: {name} can't read inputs of shape {shape.input_shape}: {error}") from error

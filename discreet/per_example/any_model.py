@@ -16,32 +16,36 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from discreet.per_example.objective import LOSS_SCALE, Objective
+from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, rows_of
 from discreet.per_example.terms import Rows, Term
 
 _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
 
 
-def built_terms(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
-    """Builds every gradient, n * num_params floats: by torch.func, or by a loop if that can't follow the model."""
+def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: str) -> list[Term]:
+    """Builds every gradient, n * num_params floats: by torch.func, or by a loop if that can't follow the model.
+
+    `reason`: why the faster way does not serve the model."""
     try:
         found, way = _mapped(objective, inputs, targets), "torch.func"
     except RuntimeError:  # control flow that depends on the data, say; what is wrong for one example is raised again
         found, way = _looped(objective, inputs, targets), "a loop over examples"
     if objective.model not in _told:
         _told.add(objective.model)
-        _log.warning("no rule knows every layer of %s: gradients by %s, slower", type(objective.model).__name__, way)
+        _log.warning("gradients of %s are found by %s, slower: %s", type(objective.model).__name__, way, reason)
     return found
 
 
-def _mapped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
+def _mapped(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
     trainable, places = objective.trainable(), _places(objective.model)
 
-    def single(values: list[Tensor], example: Tensor, target: Tensor) -> Tensor:
+    def single(values: list[Tensor], example: Tree, target: Tree) -> Tensor:
         put = {name: value for old, value in zip(trainable, values, strict=True) for name in places[id(old)]}
-        outputs = functional_call(objective.model, put, (example.unsqueeze(0),), tie_weights=False)
-        return LOSS_SCALE * objective.losses(outputs, target.unsqueeze(0)).sum()
+        alone, wanted = (rows_of(part, None) for part in (example, target))
+        args, named = ((), alone) if isinstance(alone, dict) else (alone if isinstance(alone, tuple) else (alone,), {})
+        outputs = functional_call(objective.model, put, args, named, tie_weights=False)
+        return LOSS_SCALE * objective.losses(outputs, wanted).sum()
 
     with torch.enable_grad(), warnings.catch_warnings():
         # Of PyTorch on itself: attention has no batching rule in vmap, and is slower for it.
@@ -63,15 +67,18 @@ def _places(model: nn.Module) -> dict[int, list[str]]:
     return places
 
 
-def _looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]:
+def _looped(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
     """One by one. Each example has a seed of its own, so that what one draws changes nothing for the next."""
-    device, draws = inputs.device, torch.Generator().set_state(torch.get_rng_state())
-    seeds, found, drawn = torch.randint(2**62, (len(inputs),), generator=draws).tolist(), [], False
+    device, draws = objective.parameters[0].device, torch.Generator().set_state(torch.get_rng_state())
+    seeds, found, drawn = torch.randint(2**62, (count_of(inputs),), generator=draws).tolist(), [], False
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
-        for seed, example, target in zip(seeds, torch.split(inputs, 1), torch.split(targets, 1), strict=True):
+        for place, seed in enumerate(seeds):
             torch.manual_seed(seed)
-            before = torch.get_rng_state()
-            found.append(plain_gradient(objective, example, target))
+            before, one = torch.get_rng_state(), slice(place, place + 1)
+            try:
+                found.append(plain_gradient(objective, rows_of(inputs, one), rows_of(targets, one)))
+            except RuntimeError as error:
+                raise ValueError(f"the model can't be called with one example alone: {error}") from error
             drawn = drawn or not torch.equal(before, torch.get_rng_state())
     if drawn:
         torch.set_rng_state(draws.get_state())
@@ -79,11 +86,11 @@ def _looped(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Term]
     return [Rows(slot, torch.stack(values)) for slot, values in columns]
 
 
-def plain_gradient(objective: Objective, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:
     """The gradient of LOSS_SCALE times the summed loss by plain autograd, zero for parameters that are not used."""
     parameters = objective.trainable()
     with torch.enable_grad():
-        losses = objective.losses(objective.model(inputs), targets)
+        losses = objective.losses(objective.outputs(inputs), targets)
     if not losses.requires_grad:
         return [torch.zeros_like(value) for value in parameters]
     scale = torch.full_like(losses, LOSS_SCALE)

@@ -1,16 +1,15 @@
-"""Rules for convolutions: a convolution is a matrix product over patches of its input."""
+"""The weights of convolutions: a convolution is a matrix product over patches of its input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.terms import Outer, Rows, Rule, Slot, Tape, Term, grams_are_cheaper
+from discreet.per_example.terms import Outer, Rows, Slot, Term, grams_are_cheaper
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
 
@@ -62,46 +61,18 @@ def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _rule(dims: int, run: Callable[..., Tensor]) -> Rule:
-    def convolution(tape: Tape, layer: Any, inputs: Tensor) -> Tensor:
-        tape.rows(inputs, least=dims + 2, most=dims + 2)
-        padding, twice = layer.padding, layer._reversed_padding_repeated_twice  # last dimension first
-        sides = tuple(zip(twice[-2::-2], twice[::-2], strict=True))
-        if layer.padding_mode != "zeros":
-            inputs = functional.pad(inputs, twice, mode=layer.padding_mode)
-            padding, sides = 0, ((0, 0),) * dims
-        weight = layer.weight
-        if dims == 2:  # patches are then runs of memory, and pooling is several times as fast
-            inputs, weight = (x.contiguous(memory_format=torch.channels_last) for x in (inputs, weight))
-        outputs = run(inputs, weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)
-        weight_slot, bias_slot = tape.slot(layer.weight), tape.slot(layer.bias)
-        geometry = Geometry(layer.kernel_size, layer.stride, layer.dilation, sides, layer.groups)
-
-        def terms(grads: Tensor) -> list[Term]:
-            rows = grads.movedim(1, -1).flatten(1, -2)
-            found: list[Term] = [] if bias_slot is None else [Rows(bias_slot, rows.sum(1))]
-            if weight_slot is None:
-                return found
-            slot = replace(weight_slot, kernel_last=True)
-            return [*found, _weight_term(slot, geometry, inputs, rows, tape.order)]
-
-        if weight_slot or bias_slot:
-            tape.add(outputs, terms)
-        return outputs
-
-    return convolution
-
-
-def _weight_term(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor, order: int) -> Term:
+def weight_term(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor, order: int) -> Term:
+    """The weight's part: inputs (n, channels, *space), grads (n, positions, out)."""
     count, positions, out = grads.shape
     gram = order == 2 and geometry.groups == 1
+    slot = replace(slot, kernel_last=True)
     if gram and grams_are_cheaper(count, positions, geometry.width(inputs), out):
         return Outer(slot, geometry.patches(inputs)[:, 0], grads).cheapest(order)
-    return _built(slot, geometry, inputs, grads)
+    return Rows(slot, built(geometry, inputs, grads))
 
 
-def _built(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor) -> Rows:
-    """The gradients themselves, some examples at a time: patches are many times larger than inputs."""
+def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
+    """The gradients themselves, (n, out, width), some examples at a time: patches are many times larger than inputs."""
     count, positions, out = grads.shape
     groups, width = geometry.groups, geometry.width(inputs)
     rows = grads.new_empty(count, out, width)
@@ -111,11 +82,4 @@ def _built(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor) -> Row
         by_group = grads[some].view(-1, positions, groups, out // groups).permute(0, 2, 3, 1)
         patches = geometry.patches(inputs[some])
         torch.bmm(by_group.flatten(0, 1), patches.flatten(0, 1), out=rows[some].view(-1, out // groups, width))
-    return Rows(slot, rows)
-
-
-CONVOLUTION_RULES: dict[type[nn.Module], Rule] = {
-    nn.Conv1d: _rule(1, functional.conv1d),
-    nn.Conv2d: _rule(2, functional.conv2d),
-    nn.Conv3d: _rule(3, functional.conv3d),
-}
+    return rows

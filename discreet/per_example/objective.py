@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.per_example.terms import Slot
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Tree = Any  # a tensor, or tuples and dictionaries of tensors, each with one row an example
+Loss = Callable[[Any, Any], Tensor]
 PADDING = -100  # the target of a position that does not count, as in PyTorch
 
 # A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of
@@ -58,19 +61,54 @@ class Objective:
         """The parameters that have slots, in the slots' order."""
         return [value for value in self.parameters if id(value) in self.slots]
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each example; a ValueError if the loss gives anything but (n,)."""
-        losses = self.loss(outputs, targets)
-        if losses.shape != (len(targets),):
-            raise ValueError(
-                f"loss must give one value an example, ({len(targets)},), not {tuple(losses.shape)}: wrap a loss of "
-                "torch.nn in per_example_loss, or take the mean or sum over each example's own positions"
-            )
-        return losses
+    def outputs(self, inputs: Tree) -> Any:
+        """What the model gives for a batch: a tuple are its arguments, a dictionary its arguments by name."""
+        if isinstance(inputs, Tensor):
+            return self.model(inputs)
+        return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
 
-    def has_known_gradient(self, targets: Tensor) -> bool:
+    def losses(self, outputs: Any, targets: Tree) -> Tensor:
+        """The loss of each example; a ValueError if the loss gives anything but (n,)."""
+        return one_each(self.loss(outputs, targets), count_of(targets))
+
+    def has_known_gradient(self, targets: Tree) -> bool:
         """True if `logit_gradients` are the gradients of the loss."""
-        return self.loss is cross_entropy and targets.dim() == 1 and targets.dtype == torch.int64
+        known = self.loss is cross_entropy and isinstance(targets, Tensor)
+        return known and targets.dim() == 1 and targets.dtype == torch.int64
+
+
+def one_each(losses: Any, count: int) -> Tensor:
+    """The losses, if they are (count,)."""
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"loss must give one value an example, ({count},), not {shape}: wrap a loss of "
+            "torch.nn in per_example_loss, or take the mean or sum over each example's own positions. A loss that "
+            "the model computes itself is a mean over the batch: compute it from the outputs"
+        )
+    return losses
+
+
+def as_tree(values: Any) -> Tree:
+    """Examples as tensors in tuples and dictionaries: mappings and dataclasses become dictionaries, lists tuples."""
+    if is_dataclass(values) and not isinstance(values, type):
+        return {each.name: as_tree(getattr(values, each.name)) for each in fields(values)}
+    if isinstance(values, Mapping):
+        return {name: as_tree(value) for name, value in values.items()}
+    return tuple(map(as_tree, values)) if isinstance(values, tuple | list) else values
+
+
+def count_of(*trees: Tree) -> int:
+    """The number of examples. ValueError unless all tensors have as many rows."""
+    counts = {len(value) if value.dim() else 0 for value in tree_leaves(trees) if isinstance(value, Tensor)}
+    if len(counts) != 1:
+        raise ValueError(f"inputs and targets must be equally many, not {' and '.join(map(str, sorted(counts)))}")
+    return counts.pop()
+
+
+def rows_of(tree: Tree, index: Any) -> Tree:
+    """Some of the examples."""
+    return tree_map(lambda value: value[index] if isinstance(value, Tensor) else value, tree)
 
 
 def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:

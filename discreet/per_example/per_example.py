@@ -1,64 +1,67 @@
 """Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise.
 
-If every layer of a model has a rule, one forward and one backward pass give the norms of all per-example gradients from
-layer inputs and output gradients, and one matrix product a layer gives the clipped sum (`terms.py` has the
-formulas and their sources). Rules serve an nn.Sequential, nested or not, or a single layer, in which every parameter
-serves one layer, once. They serve a model with a forward of its own if each of its operations is known to treat every
-example alone (`graph.py`). torch.func serves every other model (`any_model.py`), and the log "discreet"
-says so once.
+The model's own forward runs on the whole batch and is watched (`watch.py`): every operation between its parameters is
+checked to treat each example alone, and functions that read parameters note what gives the norms of all per-example
+gradients from their inputs and output gradients, without building them (`terms.py` has the formulas and their
+sources). One backward pass then gives the norms, and one matrix product a parameter the clipped sum. What can't be
+watched goes by torch.func, or one example after the other (`any_model.py`), and the log "discreet" says so once, with
+the line of the forward that is the reason. A forward that mixes examples is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.per_example.any_model import built_terms, plain_gradient
-from discreet.per_example.convolution import CONVOLUTION_RULES
-from discreet.per_example.graph import CONFUSED, Program, Run, is_shared, made_up, program_of
-from discreet.per_example.layer_rules import LAYER_RULES, check_layers, covers_bag, covers_dimension
-from discreet.per_example.linear import is_perceptron, linear, perceptron_terms
-from discreet.per_example.objective import LOSS_SCALE, Loss, Objective, cross_entropy, logit_gradients, objective_of
-from discreet.per_example.operations import Unserved
-from discreet.per_example.recurrent import SEQUENCE_RULES, covers_encoder
-from discreet.per_example.terms import Parts, Rule, Tape, Term, Use, unchanged, without
-from discreet.per_example.trial import AGREEMENT, same_chance, try_out, unmoved
+from discreet.per_example.layouts import FEWEST, Unserved
+from discreet.per_example.objective import (
+    LOSS_SCALE,
+    Loss,
+    Objective,
+    Tree,
+    as_tree,
+    count_of,
+    cross_entropy,
+    logit_gradients,
+    objective_of,
+    one_each,
+    rows_of,
+)
+from discreet.per_example.perceptron import perceptron, perceptron_terms
+from discreet.per_example.terms import Parts, Tape, Term, Use, combined, without
+from discreet.per_example.trial import (
+    AGREEMENT,
+    CONFUSED,
+    Undrawn,
+    check_layers,
+    made_up,
+    same_chance,
+    try_out,
+    unmoved,
+)
+from discreet.per_example.watch import MixesExamples, Split, Watch
 from discreet.privacy.clipping import check_clip, clip_factors
 
-RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: linear,
-    **LAYER_RULES,
-    **CONVOLUTION_RULES,
-    **SEQUENCE_RULES,
-}
-# For classes of layers that a rule does not cover with all settings: True if it covers this layer.
-_COVERS: dict[type[nn.Module], Callable[[Any], bool]] = {
-    nn.TransformerEncoderLayer: covers_encoder,
-    nn.EmbeddingBag: covers_bag,
-    **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU), covers_dimension),
-}
-# The parts of a container that run one after the other. An encoder has no mask if it is one layer of several.
-_IN_SERIES: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
-    nn.Sequential: list,
-    nn.TransformerEncoder: lambda model: [*model.layers, *([] if model.norm is None else [model.norm])],
-}
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
-# With fewer rows other kernels run, which round otherwise: a single one is no matrix. What fills up counts nothing.
-_FEWEST_ROWS = 4
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
-Batch = tuple[Tensor, Tensor]  # inputs and targets
-Way = list[nn.Module] | Program | None  # layers in their order, a graph of layers and operations, or torch.func
+_MOST_GROUPS = 8  # of examples that answer a forward's questions alike; more go by torch.func
+# By model: its state when it was last tried, and the reason why it can't be watched, or "".
+_reasons: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def clipped_gradient_sum(
-    model: nn.Module, inputs: Tensor, *, targets: Tensor, clip_norm: float, loss: Loss = cross_entropy
+    model: nn.Module, inputs: Tree, *, targets: Tree = None, clip_norm: float, loss: Loss = cross_entropy
 ) -> tuple[Tensor, Tensor]:
     """The sum of per-example gradients, each clipped to an L2 norm, and the norms before clipping.
 
@@ -67,10 +70,11 @@ def clipped_gradient_sum(
 
     Args:
       model: all float32 or all float64; called on whole batches, and left as it was (gradients, hooks, modes).
-      inputs: (n, ...), of any type that the model takes.
-      targets: (n, ...), as the loss takes them.
+      inputs: (n, ...), of any type that the model takes; a tuple of tensors for its arguments, or a mapping or a
+        dataclass for its arguments by name, each tensor with one row an example.
+      targets: (n, ...), as the loss takes them; None: the loss is given the inputs.
       clip_norm: C, as `check_clip` allows, in the gradient's units.
-      loss: from outputs (n, ...) and targets to one value an example, (n,), that depends on that example alone.
+      loss: from what the model gives and targets to one value an example, (n,), that depends on that example alone.
 
     Returns:
       total, (num_params,), in the order of model.parameters(), tied parameters once, zero for frozen ones.
@@ -82,8 +86,8 @@ def clipped_gradient_sum(
     n = 0 gives zeros and no norms.
 
     Raises:
-      ValueError: a setting out of range; a layer that mixes examples (BatchNorm in training mode); parameters of
-        other types or on several devices; a loss that is not (n,).
+      ValueError: a setting out of range; a forward or a layer that mixes examples (BatchNorm in training mode);
+        parameters of other types or on several devices; a loss that is not (n,).
 
     Dropout and other layers that draw for each example by itself are allowed: the bound holds for each fixed choice of
     all masks. They come from PyTorch's own generator, whose seed must be secret if the sum is released, since places in
@@ -99,7 +103,7 @@ def clipped_gradient_sum(
 
 
 def l1_clipped_gradient_sum(
-    model: nn.Module, inputs: Tensor, *, targets: Tensor, clip_norm: float, loss: Loss = cross_entropy
+    model: nn.Module, inputs: Tree, *, targets: Tree = None, clip_norm: float, loss: Loss = cross_entropy
 ) -> tuple[Tensor, Tensor]:
     """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for Laplace noise."""
     check_clip(clip_norm, "clip_norm")
@@ -107,7 +111,7 @@ def l1_clipped_gradient_sum(
 
 
 def sequential_sum(
-    model: nn.Module, inputs: Tensor, *, targets: Tensor, clip_norm: float, loss: Loss = cross_entropy
+    model: nn.Module, inputs: Tree, *, targets: Tree = None, clip_norm: float, loss: Loss = cross_entropy
 ) -> Tensor:
     """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as slow.
 
@@ -115,69 +119,126 @@ def sequential_sum(
     alone, in memory of its own: one more or less leaves the gradients of the others as they are, to the last bit.
     """
     check_clip(clip_norm, "clip_norm")
-    objective = objective_of(model, loss)
-    total, _ = _clipped_sum(objective, inputs[:0], targets[:0], clip_norm)
-    for place in range(len(inputs)):
+    objective, inputs = objective_of(model, loss), as_tree(inputs)
+    targets = inputs if targets is None else as_tree(targets)
+    total, _ = _clipped_sum(objective, rows_of(inputs, slice(0, 0)), rows_of(targets, slice(0, 0)), clip_norm)
+    for place in range(count_of(inputs)):
         one = [place]  # a list copies
-        total += _clipped_sum(objective, inputs[one], targets[one], clip_norm)[0]
+        total += _clipped_sum(objective, rows_of(inputs, one), rows_of(targets, one), clip_norm)[0]
     return total
 
 
-def _clipped_sum(objective: Objective, inputs: Tensor, targets: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    if inputs.shape[0] != targets.shape[0]:
-        raise ValueError(f"inputs and targets must be equally many, not {inputs.shape[0]} and {targets.shape[0]}")
-    parameters = objective.parameters
-    if len(inputs) == 0 or not objective.slots:
-        return Parts(parameters).total(), parameters[0].new_zeros(len(inputs), requires_grad=False)
+def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -> tuple[Tensor, Tensor]:
+    inputs = as_tree(inputs)
+    targets = inputs if targets is None else as_tree(targets)
+    count, parameters = count_of(inputs, targets), objective.parameters
+    if count == 0 or not objective.slots:
+        return Parts(parameters).total(), parameters[0].new_zeros(count, requires_grad=False)
     with torch.set_grad_enabled(False):
-        way = _way(objective, inputs, targets)
-        if way is not None:
+        reason = _tried(objective, inputs, targets)
+        if not reason:
             try:
-                return _summed(objective, way, [(inputs, targets)], clip)
-            except Unserved:  # of this batch; what its examples do to each other is not known
-                pass
-        step = max(1, _BUILT_FLOATS // sum(value.numel() for value in parameters))
-        pieces = zip(torch.split(inputs, step), torch.split(targets, step), strict=True)
+                return _summed(objective, _passes(objective, inputs, targets), clip, count)
+            except Unserved as found:  # of this batch; what its examples do to each other is not known
+                reason = str(found)
         with unmoved(objective.model):
-            return _summed(objective, None, pieces, clip, least=min(step, _FEWEST_ROWS))
+            return _summed(objective, _built(objective, inputs, targets, reason), clip, count)
 
 
-def _filled(batch: Batch, least: int) -> Batch:
-    """A batch with its last row again until there are so many."""
-    count = len(batch[0])
-    if count >= least:
-        return batch
-    inputs, targets = (part[torch.arange(least, device=part.device).clamp_(max=count - 1)] for part in batch)
-    return inputs, targets
+def _tried(objective: Objective, inputs: Tree, targets: Tree) -> str:
+    """Tries a model and a loss that are new here, on made-up examples. The reason why it can't be watched, or ""."""
+    model = objective.model
+    check_layers(model)
+    by_hand = perceptron(model, inputs) is not None
+    try_out(objective, inputs, targets, is_known=by_hand)
+    if by_hand:
+        return ""
+    state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in model.modules()]
+    held = _reasons.get(model)
+    if held is None or held[0] != (state, objective.slots.keys()):
+        held = _reasons[model] = ((state, objective.slots.keys()), _disagreement(model, inputs))
+    return held[1]
 
 
-def _summed(
-    objective: Objective, way: Way, batches: Iterable[Batch], clip: float, *, least: int = _FEWEST_ROWS
-) -> tuple[Tensor, Tensor]:
-    parts, found = None, []
-    for batch in batches:
-        count = len(batch[0])
-        terms, norms = _finite_terms(objective, way, _filled(batch, least))
-        weights = clip_factors(norms, clip * LOSS_SCALE)
-        if count < len(norms):
-            weights[count:], norms = 0, norms[:count]
-        parts = parts or Parts(objective.parameters)  # after the backward pass, whose memory the sum can have
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Gradients of some examples: their places in the batch, and terms of `rows` rows, which begin with theirs."""
+
+    places: Tensor
+    rows: int
+    terms: list[Term]
+
+
+def _passes(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[_Part]:
+    """One pass over all examples; or one for each group of examples for which a forward takes the same branches.
+
+    Raises:
+      Unserved: too many groups.
+    """
+    count, device = count_of(inputs), objective.parameters[0].device
+    rows = max(count, FEWEST)
+    try:
+        terms = one_pass(objective, _filled(inputs, rows), _filled(targets, rows))
+    except Split as split:
+        answers, groups = torch.unique(split.answers[:count], return_inverse=True)
+        if len(answers) > _MOST_GROUPS:
+            raise Unserved(f"examples have {len(answers)} answers to {split.where}") from split
+        for group in range(len(answers)):
+            places = (groups == group).nonzero().squeeze(1)
+            for inner in _passes(objective, rows_of(inputs, places), rows_of(targets, places)):
+                yield _Part(places[inner.places], inner.rows, inner.terms)
+        return
+    yield _Part(torch.arange(count, device=device), rows, terms)
+
+
+def _filled(tree: Tree, rows: int) -> Tree:
+    """A batch with its last row again until there are so many: with fewer rows other kernels run, which round
+    otherwise."""
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, Tensor) or len(value) >= rows:
+            return value
+        return value[torch.arange(rows, device=value.device).clamp_(max=len(value) - 1)]
+
+    return tree_map(filled, tree)
+
+
+def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[_Part]:
+    """Gradients that torch.func builds, for some examples at a time."""
+    count, device = count_of(inputs), objective.parameters[0].device
+    step = max(1, _BUILT_FLOATS // sum(value.numel() for value in objective.parameters))
+    for start in range(0, count, step):
+        places = torch.arange(start, min(start + step, count), device=device)
+        rows = max(len(places), min(step, FEWEST))
+        some = [_filled(rows_of(tree, places), rows) for tree in (inputs, targets)]
+        yield _Part(places, rows, built_terms(objective, *some, reason=reason))
+
+
+def _summed(objective: Objective, parts: Iterable[_Part], clip: float, count: int) -> tuple[Tensor, Tensor]:
+    total, norms = None, objective.parameters[0].new_zeros(count, requires_grad=False)
+    for part in parts:
+        terms, found = _finite(objective, part)
+        held = len(part.places)
+        weights = clip_factors(found, clip * LOSS_SCALE)
+        if held < part.rows:
+            weights[held:] = 0  # what fills up counts nothing
+        total = total or Parts(objective.parameters)  # after the backward pass, whose memory the sum can have
         while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
-            terms.pop().add_to(parts, weights, 1 / LOSS_SCALE)
-        found.append(norms * _UNSCALE)
-    assert parts is not None
-    return parts.total(), found[0] if len(found) == 1 else torch.cat(found)
+            terms.pop().add_to(total, weights, 1 / LOSS_SCALE)
+        norms[part.places] = found[:held] * _UNSCALE
+    assert total is not None
+    return total.total(), norms
 
 
-def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Term], Tensor]:
-    """Terms of the examples, zero for those whose gradient is not finite, and the norms (n,), inf for the same.
+def _finite(objective: Objective, part: _Part) -> tuple[list[Term], Tensor]:
+    """Terms of the examples, zero for those whose gradient is not finite, and the norms (rows,), inf for the same.
 
     Zeros take the place of such an example in the terms, since in the products 0 * inf would poison the sum. There is
     no second pass without it: dropout would draw other masks for the others, and what they add would depend on it.
     """
-    terms = built_terms(objective, *batch) if way is None else one_pass(objective, way, *batch)
+    terms = part.terms
     if not terms:
-        return terms, objective.parameters[0].new_zeros(len(batch[0]))
+        return terms, objective.parameters[0].new_zeros(part.rows, requires_grad=False)
     # A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
     total = reduce(add, (term.mass(objective.order) for term in terms))
     norms = total if objective.order == 1 else total.sqrt()
@@ -187,94 +248,88 @@ def _finite_terms(objective: Objective, way: Way, batch: Batch) -> tuple[list[Te
     return [without(term, lost) for term in terms], norms.masked_fill(lost, math.inf)
 
 
-def layers_with_rules(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of a model in the order in which they run; None if one has no rule or shares its parameters."""
-    layers = _layers(model)
-    return None if layers is None or is_shared(layers, ()) else layers
+def one_pass(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
+    """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each parameter.
 
-
-def _layers(model: nn.Module) -> list[nn.Module] | None:
-    if not unchanged(model):
-        return None
-    in_series = _IN_SERIES.get(type(model))
-    if in_series is None:
-        return [model] if has_rule(model) else None
-    parts = [_layers(part) for part in in_series(model)]
-    return None if None in parts else [layer for part in parts if part is not None for layer in part]
-
-
-def has_rule(layer: nn.Module) -> bool:
-    """True if a rule covers a layer with these settings."""
-    covers_it = _COVERS.get(type(layer))
-    return type(layer) in RULES and (covers_it is None or covers_it(layer))
-
-
-def _way(objective: Objective, inputs: Tensor, targets: Tensor) -> Way:
-    """The way to serve a model. A model and a loss that are new here are tried first, on made-up examples."""
-    layers = layers_with_rules(objective.model)
-    if layers is None:
-        check_layers(objective.model)
-    try_out(objective, inputs, targets, has_rules=layers is not None)
+    Raises:
+      ValueError: the forward mixes examples.
+      Unserved: it can't be shown that each example goes through the model alone.
+      Split: a branch of the forward asks for examples that answer alike.
+    """
+    known = objective.has_known_gradient(targets)
+    layers = perceptron(objective.model, inputs) if known else None
     if layers is not None:
-        return layers
-    return program_of(objective.model, has_rule, lambda program: _agrees(objective.model, program, inputs))
+        terms = perceptron_terms(layers, inputs, targets, slots=objective.slots)
+        return combined(terms, objective.order)
+    tape = Tape(objective.slots, count_of(inputs), objective.order)
+    watch = Watch(tape, objective.model)
+    watch.rows(inputs)
+    losses = None
+    with torch.enable_grad(), watch:
+        outputs = objective.outputs(inputs)
+        if not isinstance(outputs, Tensor):  # the loss picks what it needs of it
+            watch.rows(targets)
+            losses = objective.loss(outputs, targets)
+    watch.check(outputs if losses is None else one_each(losses, tape.count))
+    source = outputs if losses is None else losses
+    if not tape.uses or not source.requires_grad:
+        return []
+    pairs = zip(tape.uses, _output_gradients(objective, outputs, losses, targets, tape.uses), strict=True)
+    terms = [term for use, grads in pairs if grads is not None for term in use.terms(grads)]
+    return combined(terms, objective.order)
 
 
-def _agrees(model: nn.Module, program: Program, inputs: Tensor) -> bool:
-    """True if a program has the gradients of its model on three made-up examples of the shape of the inputs.
+def _output_gradients(
+    objective: Objective, outputs: Any, losses: Tensor | None, targets: Tree, uses: Sequence[Use]
+) -> Sequence[Tensor | None]:
+    """The gradient of LOSS_SCALE times the loss at the outputs of each use."""
+    edges = [use.edge for use in uses]
+    if losses is None and objective.has_known_gradient(targets) and outputs.dim() == 2:
+        return torch.autograd.grad(outputs, edges, logit_gradients(outputs, targets), allow_unused=True)
+    if losses is None:
+        with torch.enable_grad():
+            losses = objective.losses(outputs, targets)
+    return torch.autograd.grad(losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True)
+
+
+def _disagreement(model: nn.Module, inputs: Tree) -> str:
+    """Tries a model on made-up examples: the reason why it can't be watched, "" if what is found is what plain autograd
+    finds for each of them alone. Nothing is drawn at random: dropout keeps everything.
 
     No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
     """
 
-    def every_output_counts_otherwise(outputs: Tensor, targets: Tensor) -> Tensor:
-        rows = outputs.reshape(len(targets), -1)
+    def every_output_counts_otherwise(outputs: Any, targets: Tensor) -> Tensor:
+        values = [value for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
+        rows = torch.cat([value.reshape(len(targets), -1) for value in values], 1)
         return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
-    objective, targets = objective_of(model, every_output_counts_otherwise), inputs.new_zeros(3)
+    objective, made = objective_of(model, every_output_counts_otherwise), made_up(model, inputs, FEWEST)
+    targets, device = objective.parameters[0].new_zeros(FEWEST, requires_grad=False), objective.parameters[0].device
     try:
-        with same_chance(inputs):  # the program first: a model that it can't serve may change itself
-            terms = one_pass(objective, program, made_up(model, inputs), targets)
-        with same_chance(inputs):
-            wanted = plain_gradient(objective, made_up(model, inputs), targets)
-    except (Unserved, *CONFUSED):
-        return False
-    parts, weights = Parts(objective.parameters), wanted[0].new_ones(3)
-    for term in terms:
-        term.add_to(parts, weights, 1.0)
-    margin = max(float(value.norm()) for value in wanted) * AGREEMENT
-    pairs = zip(objective.slots.values(), wanted, strict=True)
-    return all(float((parts[slot.index] - value).norm()) <= margin for slot, value in pairs)
+        with same_chance(device), Undrawn():
+            found = _rows(objective, _passes(objective, made, targets))
+            for place in range(FEWEST):
+                one = slice(place, place + 1)
+                alone = plain_gradient(objective, rows_of(made, one), targets[one])
+                margin = max(float(value.norm()) for value in alone) * AGREEMENT
+                pairs = zip(objective.slots.values(), alone, strict=True)
+                if any(float((found[place][slot.index] - value).norm()) > margin for slot, value in pairs):
+                    return "a made-up example has other gradients alone"
+    except MixesExamples:
+        raise
+    except (Unserved, *CONFUSED) as error:
+        return str(error)
+    return ""
 
 
-def one_pass(objective: Objective, way: list[nn.Module] | Program, inputs: Tensor, targets: Tensor) -> list[Term]:
-    """Terms of the gradients of LOSS_SCALE times the loss, for n >= 1 examples, in the order of the layers.
-
-    Raises:
-      ValueError: what a layer of a sequence reads does not have the examples in its first dimension.
-      Unserved: a program of which that, or what else it needs, does not hold for these examples.
-    """
-    known = objective.has_known_gradient(targets)
-    if known and isinstance(way, list) and is_perceptron(way, inputs):
-        return perceptron_terms(way, inputs, targets, slots=objective.slots)
-    tape = Tape(objective.slots, len(inputs), objective.order)
-    with torch.enable_grad():
-        if isinstance(way, Program):
-            outputs = Run(tape, dict(objective.model.named_modules()), RULES).outputs(way, inputs)
-        else:
-            outputs = reduce(lambda values, layer: RULES[type(layer)](tape, layer, values), way, inputs)
-    if not tape.uses or not outputs.requires_grad:
-        return []
-    pairs = zip(tape.uses, _output_gradients(objective, outputs, targets, tape.uses), strict=True)
-    return [term for use, grads in pairs if grads is not None for term in use.terms(grads)]
-
-
-def _output_gradients(
-    objective: Objective, outputs: Tensor, targets: Tensor, uses: Sequence[Use]
-) -> Sequence[Tensor | None]:
-    """The gradient of LOSS_SCALE times the loss at the outputs of each use."""
-    edges = [use.edge for use in uses]
-    if objective.has_known_gradient(targets) and outputs.dim() == 2:
-        return torch.autograd.grad(outputs, edges, logit_gradients(outputs, targets), allow_unused=True)
-    with torch.enable_grad():
-        losses = objective.losses(outputs, targets)
-    return torch.autograd.grad(losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True)
+def _rows(objective: Objective, parts: Iterable[_Part]) -> list[Parts]:
+    """The gradient of each example by itself."""
+    found = [Parts(objective.parameters) for _ in range(FEWEST)]
+    for part in parts:
+        for row, place in enumerate(part.places.tolist()):
+            chosen = objective.parameters[0].new_zeros(part.rows, requires_grad=False)
+            chosen[row] = 1
+            for term in part.terms:
+                term.add_to(found[place], chosen, 1.0)
+    return found

@@ -1,20 +1,26 @@
-"""Layers over sequences: an LSTM of plain operations, layers that follow it, and Transformer layers.
+"""Recurrent layers: the functions behind torch.nn.LSTM, GRU, RNN and their cells, and layers for sequences.
 
-torch.nn.LSTM calls fused kernels for which torch.func.vmap has no rule (pytorch issue 105982). The gates of the same
-recurrence in plain operations are matrix products over time, for which there is a rule.
+PyTorch's kernels keep the gates to themselves, so a layer is unrolled in plain operations here. Each gate before its
+activation is a matrix product with the inputs plus one with the hidden state before it, so the gradients at the gates
+and these two factors give the gradients of all parameters (`weights.product_terms`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 
-from discreet.per_example.layer_rules import layer_norm, without_parameters
-from discreet.per_example.linear import affine, linear, product_terms
-from discreet.per_example.terms import Rule, Tape, unchanged
+from discreet.per_example.layouts import Layout, Unserved
+from discreet.per_example.terms import Term
+from discreet.per_example.weights import Operation, Rule, Ruled, product_terms
+
+State = tuple[Tensor, ...]  # hidden, and for an LSTM the cell
 
 
 class LSTMLayer(nn.Module):
@@ -32,27 +38,22 @@ class LSTMLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * hidden).uniform_(-bound, bound))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        gates = functional.linear(inputs, self.input_weight, self.bias)
-        return self.unrolled(gates, torch.zeros_like(gates))[0]
+        return lstm_layer(inputs, self.input_weight, self.hidden_weight, self.bias)
 
-    def unrolled(self, gates: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden states after and before each step, both (n, steps, hidden).
 
-        Args:
-          gates: what the inputs and the bias contribute, (n, steps, 4 * hidden).
-          added: zeros of the same shape, added to what the hidden state contributes: gradients there are those of the
-            products with the hidden weight.
-        """
-        hidden = cell = gates.new_zeros(len(gates), self.hidden_weight.shape[1])
-        before, after = [], []
-        for step, zero in zip(gates.unbind(1), added.unbind(1), strict=True):
-            before.append(hidden)
-            product = functional.linear(hidden, self.hidden_weight) + zero
-            enter, forget, candidate, leave = (step + product).chunk(4, dim=1)
-            cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
-            hidden = leave.sigmoid() * cell.tanh()
-            after.append(hidden)
-        return torch.stack(after, dim=1), torch.stack(before, dim=1)
+def lstm_layer(inputs: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor) -> Tensor:
+    """The hidden states of `LSTMLayer`, in plain operations; a `Watch` takes it as one."""
+    given = (inputs, input_weight, hidden_weight, bias)
+    if has_torch_function(given):
+        found: Tensor = handle_torch_function(lstm_layer, given, *given)
+        return found
+    gates = functional.linear(inputs, input_weight, bias)
+    start = gates.new_zeros(len(gates), hidden_weight.shape[1])
+    state, after = (start, start), []
+    for step in gates.unbind(1):
+        state = _lstm(step, functional.linear(state[0], hidden_weight), state)
+        after.append(state[0])
+    return torch.stack(after, dim=1)
 
 
 class LastStep(nn.Module):
@@ -69,55 +70,125 @@ class ClassesSecond(nn.Module):
         return inputs.transpose(1, 2)
 
 
-def lstm(tape: Tape, layer: LSTMLayer, inputs: Tensor) -> Tensor:
-    tape.rows(inputs, least=3, most=3)
-    gates = affine(tape, inputs, layer.input_weight, layer.bias)
-    added = torch.zeros_like(gates, requires_grad=True)
-    after, before = layer.unrolled(gates, added)
-    slot = tape.slot(layer.hidden_weight)
-    if slot is not None:
-        tape.add(added, lambda grads: product_terms(slot, None, before, grads, tape.order))
-    return after
+def _lstm(gates: Tensor, product: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    enter, forget, candidate, leave = (gates + product).chunk(4, dim=1)
+    cell = forget.sigmoid() * state[1] + enter.sigmoid() * candidate.tanh()
+    return leave.sigmoid() * cell.tanh(), cell
 
 
-def covers_encoder(layer: nn.TransformerEncoderLayer) -> bool:
-    """True if the layer is made of the parts that PyTorch makes it of, with examples first."""
-    kinds = (nn.MultiheadAttention, nn.Linear, nn.Linear, nn.LayerNorm, nn.LayerNorm, *[nn.Dropout] * 3)
-    norms, chances = (layer.norm1, layer.norm2), (layer.dropout, layer.dropout1, layer.dropout2)
-    parts = (layer.self_attn, layer.linear1, layer.linear2, *norms, *chances)
-    plain = all(type(part) is kind for part, kind in zip(parts, kinds, strict=True))
-    return plain and bool(layer.self_attn.batch_first) and all(map(unchanged, layer.modules()))
+def _gru(gates: Tensor, product: Tensor, state: State) -> State:
+    (reset, update, new), (by_reset, by_update, by_new) = gates.chunk(3, dim=1), product.chunk(3, dim=1)
+    candidate = (new + (reset + by_reset).sigmoid() * by_new).tanh()
+    return (candidate + (update + by_update).sigmoid() * (state[0] - candidate),)
 
 
-def transformer_encoder_layer(tape: Tape, layer: nn.TransformerEncoderLayer, inputs: Tensor) -> Tensor:
-    tape.rows(inputs, least=3, most=3)
-    if layer.norm_first:
-        inner = inputs + _attended(tape, layer, layer_norm(tape, layer.norm1, inputs))
-        return inner + _fed_forward(tape, layer, layer_norm(tape, layer.norm2, inner))
-    inner = layer_norm(tape, layer.norm1, inputs + _attended(tape, layer, inputs))
-    return layer_norm(tape, layer.norm2, inner + _fed_forward(tape, layer, inner))
+# By kind: the next state from the gates' part of the inputs, that of the hidden state, and the state before.
+_STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": lambda gates, product, state: ((gates + product).tanh(),),
+    "rnn_relu": lambda gates, product, state: ((gates + product).relu(),),
+}
 
 
-def _attended(tape: Tape, encoder: nn.TransformerEncoderLayer, inputs: Tensor) -> Tensor:
-    layer = encoder.self_attn
-    projected = affine(tape, inputs, layer.in_proj_weight, layer.in_proj_bias)
-    split = (*inputs.shape[:2], layer.num_heads, -1)
-    query, key, value = (part.reshape(split).transpose(1, 2) for part in projected.chunk(3, 2))
-    chance = layer.dropout if layer.training else 0.0
-    mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=chance).transpose(1, 2).flatten(2)
-    outputs: Tensor = encoder.dropout1(affine(tape, mixed, layer.out_proj.weight, layer.out_proj.bias))
-    return outputs
+class _Cell:
+    """One direction of one layer: its parameters, and its run over the steps of inputs (n, T, d)."""
+
+    def __init__(self, operation: Operation, kind: str, parameters: Sequence[Tensor | None]) -> None:
+        self.operation, self.kind = operation, kind
+        self.to_gates, self.to_hidden, self.bias, self.hidden_bias = (*parameters, None, None)[:4]
+
+    def run(self, inputs: Tensor, state: State, *, backwards: bool) -> tuple[Tensor, State]:
+        assert self.to_gates is not None
+        assert self.to_hidden is not None
+        gates = functional.linear(inputs, self.to_gates, self.bias)
+        # Gradients at zeros that are added are those of the products with the hidden state.
+        added = torch.zeros_like(gates, requires_grad=True) if self.kind == "gru" else None
+        zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
+        befores, afters = [], []
+        steps = list(zip(gates.unbind(1), zeros, strict=True))
+        for step, zero in reversed(steps) if backwards else steps:
+            befores.append(state[0])
+            product = functional.linear(state[0], self.to_hidden, self.hidden_bias)
+            state = _STEPS[self.kind](step, product if zero is None else product + zero, state)
+            afters.append(state[0])
+        before, after = (torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters))
+        self._note(inputs, gates, before, added)
+        return after, state
+
+    def _note(self, inputs: Tensor, gates: Tensor, before: Tensor, added: Tensor | None) -> None:
+        own = [self.operation.weight(value) for value in (self.to_gates, self.bias)]
+        hidden = [self.operation.weight(value) for value in (self.to_hidden, self.hidden_bias)]
+
+        def of_hidden(grads: Tensor) -> list[Term]:
+            return product_terms(hidden[0], hidden[1], before, grads)
+
+        def of_both(grads: Tensor) -> list[Term]:
+            terms = product_terms(own[0], own[1], inputs, grads) if any(own) else []
+            return terms if added is not None or not any(hidden) else [*terms, *of_hidden(grads)]
+
+        self.operation.note(gates, of_both, *own, *([] if added is not None else hidden))
+        if added is not None:
+            self.operation.note(added, of_hidden, *hidden)
 
 
-def _fed_forward(tape: Tape, layer: nn.TransformerEncoderLayer, inputs: Tensor) -> Tensor:
-    inner: Tensor = layer.dropout(layer.activation(linear(tape, layer.linear1, inputs)))
-    outputs: Tensor = layer.dropout2(linear(tape, layer.linear2, inner))
-    return outputs
+def _layers(kind: str) -> Rule:
+    def rule(operation: Operation) -> Ruled:
+        inputs, start, parameters, biased, count, dropout, training, both, batch_first = operation.args
+        starts: State = tuple(start) if kind == "lstm" else (start,)
+        layout, wanted = operation.layout(inputs), Layout(0 if batch_first else 1)
+        if layout != wanted or inputs.dim() != 3 or any(operation.layout(value) != Layout(1) for value in starts):
+            raise Unserved(f"{kind} of packed sequences, or of examples in another dimension")
+        each, ways = 4 if biased else 2, 2 if both else 1
+        if len(parameters) != each * count * ways:
+            raise Unserved(f"{kind} with projections")
+        values, ends = inputs if batch_first else inputs.transpose(0, 1), list[State]()
+        for layer in range(count):
+            if layer and training and dropout:
+                values = functional.dropout(values, dropout)
+            found = []
+            for way in range(ways):
+                place = layer * ways + way
+                cell = _Cell(operation, kind, parameters[place * each : (place + 1) * each])
+                after, end = cell.run(values, tuple(value[place] for value in starts), backwards=way == 1)
+                found.append(after)
+                ends.append(end)
+            values = torch.cat(found, dim=2) if both else found[0]
+        outputs = values if batch_first else values.transpose(0, 1)
+        last = [torch.stack(parts) for parts in zip(*ends, strict=True)]
+        return (outputs, *last), [layout, *[Layout(1)] * len(last)]
+
+    return rule
 
 
-SEQUENCE_RULES: dict[type[nn.Module], Rule] = {
-    LSTMLayer: lstm,
-    nn.TransformerEncoderLayer: transformer_encoder_layer,
-    LastStep: without_parameters,
-    ClassesSecond: without_parameters,
+def _single(kind: str) -> Rule:
+    def rule(operation: Operation) -> Ruled:
+        inputs, start, *parameters = operation.args
+        states: State = tuple(start) if kind == "lstm" else (start,)
+        if any(operation.layout(value) != Layout(0) or value.dim() != 2 for value in (inputs, *states)):
+            raise Unserved(f"{kind} of examples in another dimension")
+        _, end = _Cell(operation, kind, parameters).run(inputs.unsqueeze(1), states, backwards=False)
+        return (end, [Layout(0)] * 2) if kind == "lstm" else (end[0], Layout(0))
+
+    return rule
+
+
+def _own(operation: Operation) -> Ruled:
+    inputs, *parameters = operation.args
+    layout = operation.layout(inputs)
+    if layout != Layout(0) or inputs.dim() != 3:
+        raise Unserved("an LSTMLayer of examples in another dimension")
+    start = inputs.new_zeros(len(inputs), parameters[1].shape[1])
+    to_gates, to_hidden, bias = parameters
+    cell = _Cell(operation, "lstm", [to_gates, to_hidden, bias])
+    return cell.run(inputs, (start, start), backwards=False)[0], layout
+
+
+RECURRENT_RULES: dict[str, Rule] = {
+    "lstm_layer": _own,
+    **{kind: _layers(kind) for kind in _STEPS},
+    "lstm_cell": _single("lstm"),
+    "gru_cell": _single("gru"),
+    "rnn_tanh_cell": _single("rnn_tanh"),
+    "rnn_relu_cell": _single("rnn_relu"),
 }

@@ -12,10 +12,11 @@ appear.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from functools import lru_cache, reduce
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,14 +114,16 @@ class Slot:
     shape: torch.Size
     kernel_last: bool = False
 
+    def plain(self, rows: Tensor) -> Tensor:
+        """Gradients in this slot's layout, (n, ...), in the parameter's own, (n, *shape)."""
+        if not self.kernel_last:
+            return rows.reshape(-1, *self.shape)
+        out, width, *kernel = self.shape
+        return rows.reshape(-1, out, *kernel, width).movedim(-1, 2)
+
     def add(self, parts: Parts, values: Tensor, factor: float) -> None:
         """Add factor * values, in this slot's layout, to the parameter's part."""
-        if self.kernel_last:
-            out, width, *kernel = self.shape
-            values = values.view(out, *kernel, width).movedim(-1, 1)
-        else:
-            values = values.view(self.shape)
-        parts[self.index].add_(values, alpha=factor)
+        parts[self.index].add_(self.plain(values.unsqueeze(0))[0], alpha=factor)
 
     def add_product(self, parts: Parts, grads: Tensor, inputs: Tensor, factor: float) -> None:
         """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy if the layout allows."""
@@ -147,6 +150,8 @@ class Term(Protocol):
 
 def without(term: Term, lost: Tensor) -> Term:
     """The same term with zeros for the examples that `lost`, (n,) of booleans, names: their gradients are then zero."""
+    if isinstance(term, Tied):
+        return Tied(*(cast(Any, without(part, lost)) for part in (term.lookup, term.outer)))
     found = {each.name: getattr(term, each.name) for each in fields(term)}
     floats = {name: value for name, value in found.items() if isinstance(value, Tensor) and value.is_floating_point()}
     return replace(
@@ -261,6 +266,12 @@ class Lookup:
     ids: Tensor
     grads: Tensor
 
+    def built(self) -> Rows:
+        """The gradients themselves, (n, entries, d)."""
+        table = self.grads.new_zeros(len(self.ids), *self.slot.shape)
+        places = self.ids.unsqueeze(2).expand(self.grads.shape)
+        return Rows(self.slot, table.scatter_add_(1, places, self.grads))
+
     def mass(self, order: int) -> Tensor:
         first, rows = first_places(self.ids, self.slot.shape[0]), self.grads.flatten(0, 1)
         again = (first != torch.arange(len(first), device=first.device)).nonzero().squeeze(1)
@@ -271,6 +282,76 @@ class Lookup:
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         rows = self.grads * (factor * weights).view(-1, 1, 1)  # index_add_ with a factor takes three times as long
         parts[self.slot.index].index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """A table that is looked up and multiplied with: ||A + B||^2 = ||A||^2 + ||B||^2 + 2 <A, B>, none of them built."""
+
+    lookup: Lookup
+    outer: Outer
+
+    def mass(self, order: int) -> Tensor:
+        apart = self.lookup.mass(order) + self.outer.mass(order)
+        if order == 1:
+            return apart  # at least the norm of the sum
+        ids, grads = self.lookup.ids, self.outer.grads
+        picked = grads.gather(2, ids.unsqueeze(1).expand(-1, grads.shape[1], -1))
+        both = (picked * torch.bmm(self.outer.inputs, self.lookup.grads.transpose(1, 2))).sum((1, 2))
+        return (apart + 2 * both).clamp(min=0) + _GRAM_MARGIN * apart
+
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
+        self.lookup.add_to(parts, weights, factor)
+        self.outer.add_to(parts, weights, factor)
+
+
+def combined(terms: Sequence[Term], order: int) -> list[Term]:
+    """Terms of which no two are of one parameter: a parameter that is used several times has one gradient."""
+    uses = Counter(slot.index for term in terms for slot in slots_of(term))
+    found: list[Term] = []
+    shared = defaultdict[int, list[Any]](list)
+    for term in terms:
+        if all(uses[slot.index] == 1 for slot in slots_of(term)):
+            found.append(term.cheapest(order) if isinstance(term, Outer) else term)
+            continue
+        for part in _apart(term):
+            shared[part.slot.index].append(part)
+    return [*found, *(_one(parts, order) for parts in shared.values())]
+
+
+def slots_of(term: Any) -> list[Slot]:
+    """The parameters that a term is of."""
+    slots = [term.weight, term.bias] if isinstance(term, Pair) else [term.slot]
+    return [slot for slot in slots if slot is not None]
+
+
+def _apart(term: Any) -> list[Any]:
+    """A term as terms of one parameter each."""
+    if not isinstance(term, Pair):
+        return [term]
+    bias = [] if term.bias is None else [Rows(term.bias, term.grads)]
+    weight = None if term.weight is None else Outer(term.weight, term.inputs.unsqueeze(1), term.grads.unsqueeze(1))
+    return bias if weight is None else [weight, *bias]
+
+
+def _one(parts: list[Any], order: int) -> Term:
+    """The sum of several terms of one parameter."""
+    outers, lookups = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
+    slot = parts[0].slot
+    joined: list[Any] = []
+    if outers:
+        inputs, grads = (torch.cat([getattr(part, name) for part in outers], 1) for name in ("inputs", "grads"))
+        joined.append(Outer(slot, inputs, grads))
+    if lookups:
+        ids, grads = (torch.cat([getattr(part, name) for part in lookups], 1) for name in ("ids", "grads"))
+        joined.append(Lookup(slot, ids, grads))
+    rest = [part for part in parts if type(part) is Rows]
+    if not rest and len(joined) == 2:
+        return Tied(lookup=joined[1], outer=joined[0])
+    if not rest:
+        return joined[0].cheapest(order) if outers else joined[0]  # type: ignore[no-any-return]
+    values = (part.slot.plain(part.values) for part in (*rest, *(part.built() for part in joined)))
+    return Rows(replace(slot, kernel_last=False), reduce(torch.Tensor.add, values))
 
 
 Terms = Callable[[Tensor], list[Term]]
@@ -307,20 +388,6 @@ class Tape:
     def add(self, outputs: Tensor, terms: Terms) -> None:
         """Notes a call with trainable parameters and these outputs, (n, ...)."""
         self.uses.append(Use(get_gradient_edge(outputs), terms))
-
-    def rows(self, values: Tensor, *, least: int, most: int | None = None) -> None:
-        """Raises ValueError unless `values` has the examples in its first dimension, and so many dimensions."""
-        dims = values.dim()
-        if dims < least or (most is not None and dims > most) or len(values) != self.count:
-            wanted = f"{least}" if most == least else f"{least} or more"
-            raise ValueError(
-                f"a layer reads a tensor of shape {tuple(values.shape)}: it needs {wanted} dimensions, "
-                f"the first of them the {self.count} examples"
-            )
-
-
-# From the tape, a layer and its inputs (n, ...) to its outputs (n, ...), with what it does noted on the tape.
-Rule = Callable[[Tape, Any, Tensor], Tensor]
 
 
 def unchanged(layer: nn.Module) -> bool:

@@ -8,38 +8,112 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from discreet.per_example.graph import CONFUSED, made_up
-from discreet.per_example.layer_rules import check_layers
-from discreet.per_example.objective import Loss, Objective
-from discreet.per_example.operations import leaves
+from discreet.per_example.objective import Loss, Objective, Tree
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
 _REPEATED = 1e-5  # and by this part if the same kernels have
 _SEED = 52183
+# What a forward may raise that can't do what is asked of it.
+CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+_DRAWN = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "uniform", "normal", "exponential")
+_DROPPING = {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout_"}
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_FILLING = {name + end for name in _DRAWN for end in ("", "_")}
+DRAWING = _FILLING | _DROPPING | {"scaled_dot_product_attention"}  # functions that may draw random numbers
+# Of a PyTorch that has it: calls a function that is written in Python under the mode that asks.
+redispatch = getattr(torch.overrides, "redispatch_function", None)
 # By model: the losses that it was tried with.
 _tried: WeakKeyDictionary[nn.Module, list[ref[Loss]]] = WeakKeyDictionary()
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
 
 
+def check_layers(model: nn.Module) -> None:
+    """Raises ValueError if a layer mixes examples."""
+    for name, layer in model.named_modules():
+        check_layer(layer, name)
+
+
+def check_layer(layer: nn.Module, name: str = "") -> None:
+    """ValueError for statistics of the batch, or that change with it; for a table of embeddings that a pass changes, or
+    whose gradients count rows over a batch; and if the values of an example decide how many numbers are drawn."""
+    kind = type(layer).__name__
+    named = f"layer {name!r} ({kind})" if name else kind
+    running = getattr(layer, "running_mean", None) is not None
+    if isinstance(layer, _NormBase) and (layer.training if running else isinstance(layer, _BatchNorm)):
+        raise ValueError(
+            f"{named} mixes examples: use GroupNorm instead (discreet.to_group_norm makes it)"
+            + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
+        )
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (layer.max_norm is not None or layer.scale_grad_by_freq):
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
+    if isinstance(layer, nn.RReLU) and layer.training:
+        raise ValueError(f"{named} draws a number for each value below 0: use LeakyReLU or PReLU")
+
+
 @contextmanager
-def same_chance(inputs: Tensor) -> Iterator[None]:
+def same_chance(device: torch.device) -> Iterator[None]:
     """The same random numbers each time, and the generators as they were."""
-    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
         torch.manual_seed(_SEED)
         yield
 
 
-def try_out(objective: Objective, inputs: Tensor, targets: Tensor, *, has_rules: bool) -> None:
+class Undrawn(TorchFunctionMode):
+    """Within it dropout keeps everything, and each number that is drawn is one half."""
+
+    inner: Any = None
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        named, name = kwargs or {}, getattr(func, "__name__", "")
+        if type(func) is FunctionType and func is not self.inner and redispatch is not None:
+            before, self.inner = self.inner, func
+            try:
+                with self:
+                    return redispatch(func, types, args, named)
+            finally:
+                self.inner = before
+        if name == "scaled_dot_product_attention":
+            args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
+            named = {key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4}
+        if name in _RECURRENT:
+            args = (*args[:6], False, *args[7:])
+        if name in _DROPPING:
+            return args[0]
+        result = func(*args, **named)
+        return result.fill_(0.5) if name in _FILLING else result
+
+
+def made_up(model: nn.Module, inputs: Tree, count: int) -> Tree:
+    """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings."""
+    draws = torch.Generator().manual_seed(40093)
+    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+
+    def made(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        shape = (count, *value.shape[1:])
+        if value.is_floating_point():
+            return torch.rand(shape, generator=draws, dtype=value.dtype).to(value.device)
+        return torch.randint(min(tables, default=2), shape, generator=draws).to(value)
+
+    return tree_map(made, inputs)
+
+
+def try_out(objective: Objective, inputs: Tree, targets: Tree, *, is_known: bool) -> None:
     """Tries a model, and with it a loss that is not Discreet's, once. Inputs give shapes and types alone.
 
     Args:
-      has_rules: whether the model is a sequence of layers with rules, which are known to keep nothing.
+      is_known: whether the model is a perceptron, which is known to keep nothing.
 
     Raises:
       ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before;
@@ -47,16 +121,15 @@ def try_out(objective: Objective, inputs: Tensor, targets: Tensor, *, has_rules:
     """
     model, loss = objective.model, objective.loss
     losses = _tried.get(model)
-    is_known = str(getattr(loss, "func", loss).__module__).startswith("discreet.")
-    tries_loss = not is_known and all(each() is not loss for each in losses or ())
-    if not tries_loss and (has_rules or losses is not None):
+    ours = str(getattr(loss, "func", loss).__module__).startswith("discreet.")
+    tries_loss = not ours and all(each() is not loss for each in losses or ())
+    if not tries_loss and (is_known or losses is not None):
         return
-    check_layers(model)
     try:
         with torch.enable_grad():
-            outputs, again, moved = two_passes(model, made_up(model, inputs))
+            outputs, again, moved = two_passes(objective, made_up(model, inputs, 3))
     except CONFUSED:  # torch.func serves it, if anything does: each example goes through model and loss alone
-        if has_rules:
+        if is_known:
             raise
         return
     if moved:
@@ -67,24 +140,25 @@ def try_out(objective: Objective, inputs: Tensor, targets: Tensor, *, has_rules:
             "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
             "draws random numbers that torch.manual_seed does not repeat"
         )
-    if tries_loss and isinstance(outputs, Tensor):
+    if tries_loss and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
         _try_loss(objective, outputs.detach(), targets)
     with suppress(TypeError):  # a loss that can't be referred to is tried at each step
         _tried.setdefault(model, []).append(ref(loss))
 
 
-def two_passes(model: nn.Module, inputs: Tensor) -> tuple[Any, Any, str]:
+def two_passes(objective: Objective, inputs: Tree) -> tuple[Any, Any, str]:
     """The outputs of two passes with the same random numbers, and the parameter or buffer that moved, or "".
 
     A buffer that the first pass makes, such as a table of angles, may stay.
     """
+    model, device = objective.model, objective.parameters[0].device
     before = state_of(model)
-    with same_chance(inputs):
-        outputs = model(inputs)
+    with same_chance(device):
+        outputs = objective.outputs(inputs)
     moved = [name for name in moved_since(model, before) if name in dict(model.named_parameters())]
     before = state_of(model)
-    with same_chance(inputs):
-        again = model(inputs)
+    with same_chance(device):
+        again = objective.outputs(inputs)
     return outputs, again, "".join([*moved, *moved_since(model, before)][:1])
 
 
@@ -135,7 +209,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _floats(outputs: Any) -> list[Tensor]:
-    return [value.detach() for value in leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
+    return [value.detach() for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
@@ -179,7 +253,7 @@ def _mixes(objective: Objective, outputs: Tensor, targets: Tensor) -> bool:
 
 def _losses_and_gradients(objective: Objective, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The losses, and the gradient of their sum by the outputs: what a model's backward pass begins with."""
-    with torch.enable_grad(), same_chance(outputs):
+    with torch.enable_grad(), same_chance(outputs.device):
         given = outputs.detach().clone().requires_grad_()
         losses = objective.losses(given, targets)
         total = losses.sum() + 0 * given.sum()  # a loss need not depend on the outputs

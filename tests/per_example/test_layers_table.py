@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.per_example.per_example import RULES
+from discreet.per_example.layouts import CHECKS, FIRST
 from tests.per_example.layers_cases import BASES, GROUPS, LOSSES
 from tests.per_example.layers_table import MARK, PAGE, losses, section, tried
 
@@ -34,7 +34,9 @@ class Mixing(nn.Module):
 
 
 def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RULES, Mixing, lambda tape, layer, inputs: layer(inputs))
+    monkeypatch.setitem(CHECKS, "mean", lambda call: FIRST)
+    monkeypatch.setitem(CHECKS, "sub", lambda call: FIRST)
+    monkeypatch.setattr("discreet.per_example.per_example._disagreement", lambda model, inputs: "")
     model, inputs = nn.Sequential(nn.Linear(4, 4), Mixing(), nn.Linear(4, 3)), torch.randn(5, 4)
     with pytest.raises(AssertionError):
         tried(model, inputs, torch.tensor([0, 1, 2, 0, 1]))

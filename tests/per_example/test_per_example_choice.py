@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.per_example.per_example import clipped_gradient_sum, layers_with_rules
+from discreet.per_example.per_example import clipped_gradient_sum
 from tests.per_example.test_per_example_oracle import assert_matches
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -80,12 +80,37 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3))
 
 
-SLOWER = [(Branching, "a loop over"), *((build, "torch.func") for build in (Scaled, Centred, hooked, tied, normed))]
+class LargestOfABag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.layer = nn.EmbeddingBag(4, 5, mode="max"), nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layer(self.bag(inputs.clamp(0, 3).long()))
+        return logits
 
 
-@pytest.mark.parametrize(("build", "words"), SLOWER)
+@pytest.mark.parametrize("build", [Scaled, hooked, tied, normed])
 @pytest.mark.parametrize("order", [1, 2])
-def test_what_no_rule_covers_is_right_and_said_once(
+def test_parameters_that_no_layer_owns_that_are_used_twice_or_computed_and_hooks_are_right_and_fast(
+    build: Callable[[], nn.Module], order: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, (inputs, targets) = seeded(build), batch()
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        for count in (1, 6):
+            assert_matches(model, inputs[:count], targets[:count], clip=0.6, order=order)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (Branching, "a loop over examples, slower: unbind takes examples apart"),
+        (LargestOfABag, "torch.func, slower: emb"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, 2])
+def test_what_can_not_be_watched_is_right_and_said_once(
     build: Callable[[], nn.Module], words: str, order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, (inputs, targets) = seeded(build), batch()
@@ -96,20 +121,10 @@ def test_what_no_rule_covers_is_right_and_said_once(
     assert f"by {words}" in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        Scaled(),
-        hooked(),
-        tied(),
-        nn.Sequential(nn.Linear(5, 4), nn.Sequential(nn.Softmax(0), nn.Linear(4, 3))),
-        nn.TransformerEncoderLayer(8, 2, dropout=0.0),
-        nn.EmbeddingBag(6, 4, mode="max"),
-    ],
-    ids=["forward", "hook", "tied", "along the examples", "examples second", "largest of a bag"],
-)
-def test_the_layers_alone_decide_that_there_is_no_rule(model: nn.Module) -> None:
-    assert layers_with_rules(model) is None
+def test_a_forward_that_mixes_examples_is_refused_by_name_and_line() -> None:
+    inputs, targets = batch()
+    with pytest.raises(ValueError, match=r"mixes examples: mean works along the examples at test_per_example_ch"):
+        clipped_gradient_sum(seeded(Centred), inputs, targets=targets, clip_norm=1.0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +137,7 @@ def test_the_layers_alone_decide_that_there_is_no_rule(model: nn.Module) -> None
     ids=["flattened", "no batch", "normalised over the batch"],
 )
 def test_a_layer_that_does_not_see_the_examples_first_is_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="dimensions"):
+    with pytest.raises(ValueError, match="can't be called with one example alone"):
         clipped_gradient_sum(model, torch.ones(shape), targets=torch.tensor([0, 1]), clip_norm=1.0)
 
 

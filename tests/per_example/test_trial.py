@@ -15,8 +15,8 @@ from discreet.per_example.objective import Loss
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.training.losses import per_example_loss
 from tests.per_example.test_per_example_choice import batch, seeded
-from tests.per_example.test_per_example_graph import Forward
 from tests.per_example.test_per_example_oracle import assert_matches
+from tests.per_example.test_watch import Forward
 
 
 def examples(count: int = 5) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,488 @@
+"""Functions of PyTorch that read trainable parameters, each with the parameter's part of the gradient of each example.
+
+A function with a rule runs as PyTorch runs it, and notes on the tape where its output gradients will appear and what
+terms follow from them. A parameter that is used in another way (added, scaled, in an einsum) is copied for each
+example, and the gradients of the copies are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from discreet.per_example.convolution import Geometry, built, weight_term
+from discreet.per_example.layouts import (
+    CHECKS,
+    FIRST,
+    Call,
+    Layout,
+    Mixed,
+    Unserved,
+    einsum_labels,
+    leaves,
+    matrix_labels,
+)
+from discreet.per_example.terms import Lookup, Outer, Pair, Slot, Tape, Term
+
+if TYPE_CHECKING:
+    from discreet.per_example.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A value that follows from trainable parameters alone.
+
+    Attributes:
+      slot: of a parameter itself, None for what is computed from parameters.
+      terms: of the parameters, from the gradient of each example by the value, (n, *shape).
+      roots: the parameters.
+    """
+
+    slot: Slot | None
+    terms: Callable[[Tensor], list[Term]]
+    roots: tuple[Tensor, ...]
+
+    def reshaped(self, shape: torch.Size) -> Weight:
+        """The same value with dimensions of size 1 left out; `shape`: with them."""
+        return Weight(None, lambda grads: self.terms(grads.reshape(len(grads), *shape)), self.roots)
+
+    def looked_up(self, ids: Tensor, padding: int) -> Weight:
+        """Rows of a table by constant numbers, the same for every example."""
+        slot = self.slot
+        assert slot is not None
+
+        def terms(grads: Tensor) -> list[Term]:
+            return [_lookup(slot, ids.expand(len(grads), *ids.shape), grads, padding)]
+
+        return Weight(None, terms, self.roots)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call of a function with a rule, before it runs."""
+
+    watch: Watch
+    func: Any
+    name: str
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        return self.args[place] if len(self.args) > place else self.named.get(name, default)
+
+    def layout(self, value: Any) -> Layout | None:
+        """The layout of a tensor of the examples, None for another value."""
+        tag = self.watch.tag(value) if isinstance(value, Tensor) else None
+        return tag if isinstance(tag, Layout) else None
+
+    def weight(self, value: Any) -> Weight | None:
+        tag = self.watch.tag(value) if isinstance(value, Tensor) else None
+        return tag if isinstance(tag, Weight) else None
+
+    def run(self) -> Any:
+        return self.func(*self.args, **self.named)
+
+    @property
+    def tape(self) -> Tape:
+        return self.watch.tape
+
+    def note(self, outputs: Tensor, terms: Callable[[Tensor], list[Term]], *weights: Weight | None) -> None:
+        """Notes a call, if there is something to be trained and the loss can reach it."""
+        if any(weight is not None for weight in weights) and outputs.requires_grad:
+            self.tape.add(outputs, terms)
+
+
+Ruled = tuple[Any, Any]  # the result, and what is known of it
+Rule = Callable[[Operation], Ruled]
+
+
+def _positions(layout: Layout, values: Tensor) -> Tensor:
+    """(n, d), or (n, T, d) with all other dimensions as positions."""
+    values = layout.first(values)
+    return values if values.dim() == 2 else values.flatten(1, -2)
+
+
+def product_terms(
+    weight: Weight | None, bias: Weight | None, inputs: Tensor, grads: Tensor, *, turned: bool = False
+) -> list[Term]:
+    """Terms for outputs = inputs @ weight.T + bias, or with `turned` inputs @ weight + bias.
+
+    Args:
+      inputs: (n, d) or (n, T, d).
+      grads: (n, p) or (n, T, p).
+    """
+    slot = weight.slot if weight is not None else None
+    if grads.dim() == 2 and not turned and (slot is not None or weight is None) and (bias is None or bias.slot):
+        return [Pair(slot, bias.slot if bias is not None else None, inputs, grads)]
+    if grads.dim() == 2:
+        inputs, grads = inputs.unsqueeze(1), grads.unsqueeze(1)
+    terms: list[Term] = [] if bias is None else bias.terms(grads.sum(1))
+    if weight is None:
+        return terms
+    left, right = (grads, inputs) if turned else (inputs, grads)
+    if slot is not None:
+        return [Outer(slot, left, right), *terms]
+    return [*weight.terms(torch.bmm(right.transpose(1, 2), left)), *terms]
+
+
+def _product(operation: Operation, inputs: Tensor, weight: Any, bias: Any, *, turned: bool) -> Ruled:
+    layout = operation.layout(inputs)
+    if layout is None or operation.layout(weight) or operation.layout(bias) or weight.dim() > 2:
+        raise Unserved(operation.name)
+    outputs = operation.run()
+    if layout.dim == inputs.dim() - 1:
+        return outputs, Mixed(f"{operation.name} adds up examples", surely=True)
+    held, added = operation.weight(weight), operation.weight(bias)
+    if held is not None and weight.dim() < 2:
+        raise Unserved(operation.name)
+
+    def terms(grads: Tensor) -> list[Term]:
+        return product_terms(held, added, _positions(layout, inputs), _positions(layout, grads), turned=turned)
+
+    operation.note(outputs, terms, held, added)
+    return outputs, layout
+
+
+def _linear(operation: Operation) -> Ruled:
+    inputs, weight, bias = (operation.argument(place, name) for place, name in enumerate(("input", "weight", "bias")))
+    if weight.dim() < 2:
+        raise Unserved("linear with a vector")
+    return _product(operation, inputs, weight, bias, turned=False)
+
+
+def _addmm(operation: Operation) -> Ruled:
+    bias, inputs, weight = operation.args[:3]
+    if operation.named or len(operation.args) > 3 or operation.layout(bias) or operation.layout(weight):
+        return _checked(operation)
+    if bias.dim() > 1 and operation.weight(bias):
+        raise Unserved("addmm of a matrix")
+    return _product(operation, inputs, weight, bias, turned=True)
+
+
+def _matmul(operation: Operation) -> Ruled:
+    left, right = (operation.argument(place, name) for place, name in enumerate(("input", "other")))
+    if operation.weight(right) and right.dim() == 2 and operation.layout(left):
+        return _product(operation, left, right, None, turned=True)
+    if operation.weight(left) or operation.weight(right):
+        one, other, result = matrix_labels(left.dim(), right.dim())
+        return _einsum_of(operation, [one, other], result, [left, right])
+    return _checked(operation)
+
+
+def _einsum(operation: Operation) -> Ruled:
+    parts = list(operation.args[1:] if isinstance(operation.args[1], Tensor) else operation.args[1])
+    if not any(operation.weight(part) for part in parts):
+        return _checked(operation)
+    labels, result = einsum_labels(operation.args[0], parts)
+    return _einsum_of(operation, labels, result, parts)
+
+
+def _einsum_of(operation: Operation, labels: Sequence[str], result: str, parts: Sequence[Tensor]) -> Ruled:
+    """A sum of products in which parameters are copied: their copies have the letter of the examples too."""
+    pairs = list(zip(labels, parts, strict=True))
+    letters = {(names[held.dim], held) for names, part in pairs if (held := operation.layout(part)) is not None}
+    if len(letters) != 1:
+        return operation.run(), Mixed(f"{operation.name} pairs examples with each other", surely=True)
+    ((letter, layout),) = letters
+    if (layout.before, layout.after) != (1, 1) or letter not in result:
+        raise Unserved(operation.name)
+    named, given = [], []
+    for names, part in pairs:
+        weight = operation.weight(part)
+        if operation.layout(part) is None and letter in names:
+            raise Unserved(f"{operation.name} reads a parameter by the place of an example")
+        named.append(letter + names if weight else names)
+        given.append(operation.watch.copies(part, weight) if weight else part)
+    return torch.einsum(",".join(named) + "->" + result, *given), Layout(result.index(letter))
+
+
+def _checked(operation: Operation) -> Ruled:
+    """A function without parameters: what the layouts of its arguments say."""
+    result = operation.run()
+    tensors = [value for value in (*operation.args, *operation.named.values()) if isinstance(value, Tensor)]
+    parts = [value for part in operation.args if isinstance(part, list | tuple) for value in part]
+    tags = {id(value): operation.layout(value) for value in (*tensors, *parts) if isinstance(value, Tensor)}
+    call = Call(operation.name, operation.args, operation.named, result, tags, operation.watch.count)
+    return result, CHECKS[operation.name](call)
+
+
+def _convolution(dims: int, *, turned: bool = False) -> Rule:
+    """A convolution; `turned`: a transposed one, in which inputs and output gradients change their parts."""
+
+    def rule(operation: Operation) -> Ruled:
+        inputs, weight, bias = (operation.argument(at, name) for at, name in enumerate(("input", "weight", "bias")))
+        layout = operation.layout(inputs)
+        if layout is None or inputs.dim() != dims + 2 or operation.layout(weight) or operation.layout(bias):
+            raise Unserved(operation.name)
+        args = list(operation.args)
+        if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
+            args[:2] = (x.contiguous(memory_format=torch.channels_last) for x in (inputs, weight))
+            inputs = args[0]
+        outputs = operation.func(*args, **operation.named)
+        if layout.dim != 0:
+            return outputs, Mixed(f"{operation.name} works along the examples", surely=True)
+        held, added = operation.weight(weight), operation.weight(bias)
+        if turned and any(extra for extra in leaves(operation.argument(5, "output_padding", 0))):
+            raise Unserved(f"{operation.name} with output_padding")
+        geometry = _geometry(operation, weight.shape[2:], dims, turned=turned)
+
+        def terms(grads: Tensor) -> list[Term]:
+            found: list[Term] = []
+            if added is not None:
+                found = added.terms(_summed(layout, grads.flatten(2).sum(2)))
+            if held is None:
+                return found
+            images, others = (grads, inputs) if turned else (inputs, grads)
+            rows = others.movedim(1, -1).flatten(1, -2)
+            if layout == FIRST and held.slot is not None:
+                return [weight_term(held.slot, geometry, images, rows, operation.tape.order), *found]
+            values = _summed(layout, built(geometry, images, rows))
+            values = values.view(*values.shape[:2], *geometry.kernel, -1).movedim(-1, 2)
+            return [*held.terms(values), *found]
+
+        operation.note(outputs, terms, held, added)
+        return outputs, layout
+
+    return rule
+
+
+def _summed(layout: Layout, values: Tensor) -> Tensor:
+    """The sums over what belongs to one example, from (before * n * after, ...) to (n, ...)."""
+    return values if layout == FIRST else layout.first(values).sum((1, 2))
+
+
+def _geometry(operation: Operation, kernel: Sequence[int], dims: int, *, turned: bool) -> Geometry:
+    def each(place: int, name: str, default: int) -> tuple[int, ...]:
+        value = operation.argument(place, name, default)
+        return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
+
+    stride, dilation = each(3, "stride", 1), each(7 if turned else 5, "dilation", 1)
+    groups: int = operation.argument(6, "groups", 1)
+    padding = operation.argument(4, "padding", 0)
+    if isinstance(padding, str):
+        total = [dil * (size - 1) if padding == "same" else 0 for dil, size in zip(dilation, kernel, strict=True)]
+        sides = tuple((each // 2, each - each // 2) for each in total)
+    else:
+        sides = tuple((side, side) for side in each(4, "padding", 0))
+    return Geometry(tuple(kernel), stride, dilation, sides, groups)
+
+
+def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
+    places = ids.long().reshape(len(ids), -1)
+    rows = grads.reshape(*places.shape, grads.shape[-1])
+    return Lookup(slot, places, rows if padding < 0 else rows.masked_fill((places == padding).unsqueeze(2), 0))
+
+
+def _embedding(operation: Operation) -> Ruled:
+    weight, ids = operation.argument(0, "weight"), operation.argument(1, "input")
+    padding = operation.argument(2, "padding_idx", -1)
+    layout, held = operation.layout(ids), operation.weight(weight)
+    if layout is None or operation.layout(weight) or (held is not None and held.slot is None):
+        raise Unserved("embedding in a table that is computed")
+    outputs = operation.run()
+    if held is not None and held.slot is not None:
+        slot = held.slot
+        operation.note(outputs, lambda g: [_lookup(slot, layout.first(ids), layout.first(g), padding)], held)
+    return outputs, layout
+
+
+def _embedding_bag(operation: Operation) -> Ruled:
+    ids, weight, padding = operation.args[0], operation.args[1], operation.named.get("padding_idx")
+    mode, layout, held = operation.named.get("mode", "mean"), operation.layout(ids), operation.weight(weight)
+    given = operation.named.get("per_sample_weights"), operation.named.get("offsets")
+    if layout != FIRST or ids.dim() != 2 or mode not in ("sum", "mean") or any(each is not None for each in given):
+        raise Unserved("embedding_bag of bags that are not the rows of a matrix")
+    outputs = operation.run()
+    if held is not None:
+        slot = held.slot
+        if slot is None:
+            raise Unserved("embedding_bag in a table that is computed")
+
+        def terms(grads: Tensor) -> list[Term]:
+            shares = torch.ones_like(ids, dtype=grads.dtype) if padding is None else (ids != padding).to(grads)
+            if mode == "mean":
+                shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
+            return [Lookup(slot, ids.long(), shares.unsqueeze(2) * grads.unsqueeze(1))]
+
+        operation.note(outputs, terms, held)
+    return outputs, layout
+
+
+def _scaled(
+    operation: Operation,
+    outputs: Tensor,
+    weight: Any,
+    bias: Any,
+    normal: Callable[[], Tensor],
+    gather: Callable[[Tensor], Tensor],
+) -> None:
+    """Notes outputs = normal() * weight + bias. `gather`: sums the positions at which an example uses an entry."""
+    held, added = operation.weight(weight), operation.weight(bias)
+
+    def terms(grads: Tensor) -> list[Term]:
+        found = [] if held is None else held.terms(gather(grads * normal()))
+        return found if added is None else [*found, *added.terms(gather(grads))]
+
+    operation.note(outputs, terms, held, added)
+
+
+def _layer_norm(operation: Operation) -> Ruled:
+    inputs, shape, weight = (operation.argument(at, name) for at, name in enumerate(("input", "shape", "weight")))
+    whole = operation.name == "layer_norm"
+    bias, eps = (operation.argument(3, "bias"), operation.argument(4, "eps", 1e-5)) if whole else (None, 0.0)
+    layout, dims = operation.layout(inputs), len(list(shape))
+    if layout is None or operation.layout(weight):
+        raise Unserved(operation.name)
+    if layout.dim >= inputs.dim() - dims:
+        return operation.run(), Mixed(f"{operation.name} works along the examples", surely=True)
+    if whole:
+        normal = functional.layer_norm(inputs, list(shape), eps=eps)
+    else:
+        normal = functional.rms_norm(inputs, list(shape), eps=operation.argument(3, "eps"))
+    outputs = normal
+    if weight is not None:  # by itself: the gradient needs what comes before
+        outputs = normal * weight if bias is None else torch.addcmul(bias, normal, weight)
+
+    def gather(values: Tensor) -> Tensor:
+        values = layout.first(values)
+        positions = tuple(range(1, values.dim() - dims))
+        return values.sum(positions) if positions else values
+
+    _scaled(operation, outputs, weight, bias, lambda: normal, gather)
+    return outputs, layout
+
+
+def _channels(values: Tensor) -> Tensor:
+    """(N, channels, space...) -> (N, channels)."""
+    return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
+
+
+def _group_norm(operation: Operation) -> Ruled:
+    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
+    a second time."""
+    inputs, groups, weight, bias = (
+        operation.argument(at, name) for at, name in enumerate(("input", "num_groups", "weight", "bias"))
+    )
+    layout = operation.layout(inputs)
+    if layout is None or layout.dim != 0 or operation.layout(weight):
+        raise Unserved(operation.name)
+    count, channels = inputs.shape[:2]
+    last = inputs.dim() == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=torch.channels_last)
+    inputs = inputs if last else inputs.contiguous()
+    positions, eps = inputs[0, 0].numel(), operation.argument(4, "eps", 1e-5)
+    outputs, mean, scale = torch.native_group_norm(inputs, weight, bias, count, channels, positions, groups, eps)
+    held, added = operation.weight(weight), operation.weight(bias)
+
+    def terms(grads: Tensor) -> list[Term]:
+        sums = _channels(grads)
+        found = [] if added is None else added.terms(_summed(layout, sums))
+        if held is None:
+            return found
+        products, shifts = (value.view(count, groups, -1) for value in (_channels(grads * inputs), sums))
+        rows = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(count, channels)
+        return [*held.terms(_summed(layout, rows)), *found]
+
+    operation.note(outputs, terms, held, added)
+    return outputs, layout
+
+
+def _channel_norm(operation: Operation) -> Ruled:
+    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training")
+    inputs, weight, bias, mean, variance, training = (operation.argument(at, name) for at, name in enumerate(names))
+    eps, batch, layout = operation.argument(7, "eps"), operation.name == "batch_norm", operation.layout(inputs)
+    if layout is None or layout.dim != 0 or operation.layout(weight):
+        raise Unserved(operation.name)
+    if training and (batch or mean is not None):
+        return operation.run(), Mixed(f"{operation.name} in training mode", surely=True)
+    run = functional.batch_norm if batch else functional.instance_norm
+
+    def normal() -> Tensor:
+        more = {} if batch else {"use_input_stats": training}
+        return run(inputs, mean, variance, eps=eps, **more)
+
+    outputs = operation.run()
+    _scaled(operation, outputs, weight, bias, normal, lambda values: _summed(layout, _channels(values)))
+    return outputs, layout
+
+
+def _prelu(operation: Operation) -> Ruled:
+    inputs, weight = operation.args
+    layout, held = operation.layout(inputs), operation.weight(weight)
+    if layout is None or operation.layout(weight):
+        raise Unserved("prelu")
+    single = weight.numel() == 1
+    outputs = operation.run()
+    if not single and layout.dim != 0:
+        return outputs, Mixed("prelu works along the examples", surely=True)
+
+    def terms(grads: Tensor) -> list[Term]:
+        assert held is not None
+        values = grads * inputs.clamp(max=0)
+        if single:
+            return held.terms(layout.first(values).reshape(operation.watch.count, -1).sum(1, keepdim=True))
+        return held.terms(_summed(layout, _channels(values)))
+
+    operation.note(outputs, terms, held)
+    return outputs, layout
+
+
+WEIGHT_RULES: dict[str, Rule] = {
+    "linear": _linear,
+    **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
+    "addmm": _addmm,
+    "einsum": _einsum,
+    **{f"conv{dims}d": _convolution(dims) for dims in (1, 2, 3)},
+    **{f"conv_transpose{dims}d": _convolution(dims, turned=True) for dims in (1, 2, 3)},
+    "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
+    **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
+    "group_norm": _group_norm,
+    **dict.fromkeys(("batch_norm", "instance_norm"), _channel_norm),
+    "prelu": _prelu,
+}
+
+
+def with_copies(
+    watch: Watch, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[Tensor], list[Any]]:
+    """The arguments of an operation on elements with copies in place of its parameters, beside the examples' layout.
+
+    Raises:
+      Unserved: another operation, or a parameter that has as many rows as there are examples.
+    """
+    tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
+    wide = max(value.dim() for value in tensors)
+    layouts = {
+        held.at(held.dim + wide - value.dim()) for value in tensors if isinstance(held := watch.tag(value), Layout)
+    }
+    if name not in ELEMENTWISE or len(layouts) != 1:
+        raise Unserved(f"{name} of a parameter")
+    (layout,) = layouts
+
+    def beside(value: Any) -> Any:
+        tag = watch.tag(value) if isinstance(value, Tensor) else None
+        if not isinstance(tag, Weight):
+            return value
+        place = layout.dim - wide + value.dim()  # where the examples would be in the parameter
+        if place >= 0 and value.shape[place] != 1:
+            raise Unserved(f"{name} of a parameter by the place of an example")
+        one = value.squeeze(place) if place >= 0 else value
+        copies = watch.copies(one, tag.reshaped(value.shape))
+        if (layout.before, layout.after) != (1, 1):
+            copies = copies[None, :, None].expand(layout.before, -1, layout.after, *one.shape).flatten(0, 2)
+        spread = copies.movedim(0, place) if place > 0 else copies.reshape(-1, *[1] * (-place - 1), *one.shape)
+        return watch.give(spread, layout.at(layout.dim - wide + spread.dim()))
+
+    args = tuple(map(beside, args))
+    named = {key: beside(value) for key, value in named.items()}
+    tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
+    return args, named, func, tensors, [watch.tag(value) for value in tensors]
+
+
+ELEMENTWISE = {name for name, check in CHECKS.items() if check is CHECKS["add"]}
