@@ -22,6 +22,7 @@ from discreet.deployment.interruption import ending, interrupt_below
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
 from discreet.settings.compose import hydra_on_conf, load_config, parse_config
 from discreet.settings.rules import ConfigError
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.job import Job
 from discreet.simulation.many_runs import run_all
