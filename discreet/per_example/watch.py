@@ -355,12 +355,12 @@ class Watch(TorchFunctionMode):
         call = Call(name, args, named, result, layouts, self.count)
         places = {id(value) for value, tag in zip(tensors, tags, strict=True) if tag is PLACES}
         try:
-            if name == "getitem":
+            if name == "getitem" and id(args[0]) not in places:
                 return picked(call, places)
             if name == "setitem":
                 return self._written(call, places)
-            if places and name in ("to", "long", "int", "unsqueeze", "view", "reshape", "contiguous", "clone"):
-                return PLACES if name != "unsqueeze" or result.shape[0] == self.count else Mixed(name)
+            if places and name in ("to", "long", "unsqueeze", "view", "reshape", "getitem"):
+                return PLACES if result.shape[:1] == (self.count,) == (result.numel(),) else Mixed(name)
             check = CHECKS.get(name)
             if check is None or places:
                 return Mixed(f"{name} is not known to keep examples apart")

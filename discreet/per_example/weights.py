@@ -451,7 +451,8 @@ WEIGHT_RULES: dict[str, Rule] = {
 def with_copies(
     watch: Watch, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[Tensor], list[Any]]:
-    """The arguments of an operation on elements with copies in place of its parameters, beside the examples' layout.
+    """The arguments of an operation on elements, or of attention, with copies in place of its parameters, beside the
+    examples' layout.
 
     Raises:
       Unserved: another operation, or a parameter that has as many rows as there are examples.
@@ -461,7 +462,7 @@ def with_copies(
     layouts = {
         held.at(held.dim + wide - value.dim()) for value in tensors if isinstance(held := watch.tag(value), Layout)
     }
-    if name not in ELEMENTWISE or len(layouts) != 1:
+    if name not in (*ELEMENTWISE, "scaled_dot_product_attention") or len(layouts) != 1:
         raise Unserved(f"{name} of a parameter")
     (layout,) = layouts
 
