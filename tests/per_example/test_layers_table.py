@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.per_example.layouts import CHECKS, FIRST
+from discreet.per_example.layouts import FIRST
+from discreet.per_example.operations import CHECKS
 from tests.per_example.layers_cases import BASES, GROUPS, LOSSES
 from tests.per_example.layers_table import MARK, PAGE, losses, section, tried
 
