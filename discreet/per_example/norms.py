@@ -13,23 +13,20 @@ from discreet.per_example.layouts import Mixed, Unserved
 from discreet.per_example.terms import Term
 from discreet.per_example.weights import Operation, Rule, Ruled, summed
 
+Gather = Callable[[Tensor], Tensor]
+
 
 def _scaled(
-    operation: Operation,
-    outputs: Tensor,
-    weight: Any,
-    bias: Any,
-    normal: Callable[[], Tensor],
-    gather: Callable[[Tensor], Tensor],
+    ran: Operation, outputs: Tensor, scales: tuple[Any, Any], normal: Callable[[], Tensor], gather: Gather
 ) -> None:
     """Notes outputs = normal() * weight + bias. `gather`: sums the positions at which an example uses an entry."""
-    held, added = operation.weight(weight), operation.weight(bias)
+    held, added = map(ran.weight, scales)
 
     def terms(grads: Tensor) -> list[Term]:
         found = [] if held is None else held.terms(gather(grads * normal()))
         return found if added is None else [*found, *added.terms(gather(grads))]
 
-    operation.note(outputs, terms, held, added)
+    ran.note(outputs, terms, held, added)
 
 
 def _layer_norm(operation: Operation) -> Ruled:
@@ -54,7 +51,7 @@ def _layer_norm(operation: Operation) -> Ruled:
         positions = tuple(range(1, values.dim() - dims))
         return values.sum(positions) if positions else values
 
-    _scaled(operation, outputs, weight, bias, lambda: normal, gather)
+    _scaled(operation, outputs, (weight, bias), lambda: normal, gather)
     return outputs, layout
 
 
@@ -108,7 +105,7 @@ def _channel_norm(operation: Operation) -> Ruled:
         return run(inputs, mean, variance, eps=eps, **more)
 
     outputs = operation.run()
-    _scaled(operation, outputs, weight, bias, normal, lambda values: summed(layout, _channels(values)))
+    _scaled(operation, outputs, (weight, bias), normal, lambda values: summed(layout, _channels(values)))
     return outputs, layout
 
 

@@ -292,54 +292,59 @@ def loss(call: Call) -> Tag:
 
 def picked(call: Call, places: set[int]) -> Tag:
     """Part of a tensor by an index. `places`: the tensors in it that are the numbers of the examples, in order."""
-    value, given = call.args[0], call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
-    used = sum(part is not None and part is not ... for part in given)
-    index = [each for part in given for each in ([slice(None)] * (value.dim() - used) if part is ... else [part])]
-    index += [slice(None)] * (value.dim() - sum(part is not None for part in index))
-    tensors = [torch.as_tensor(part) for part in index if isinstance(part, Tensor | list)]
-    if any(part.dtype is torch.bool for part in tensors) or any(part is True or part is False for part in index):
-        return Mixed("a mask picks entries")
-    wide, at, result, names, parts = max((t.dim() for t in tensors), default=0), 0, list[object](), list[object](), []
-    layout, spots = (
-        call.tags.get(id(value)),
-        [place for place, part in enumerate(index) if isinstance(part, Tensor | list)],
+    value, index = call.args[0], _whole_index(*call.args)
+    layout, spots = call.tags.get(id(value)), [place for place, part in enumerate(index) if isinstance(part, Tensor)]
+    apart = (
+        spots != list(range(spots[0], spots[-1] + 1)) or any(isinstance(part, int) for part in index)
+        if spots
+        else False
     )
-    if spots and (spots != list(range(spots[0], spots[-1] + 1)) or any(isinstance(part, int) for part in index)):
-        return Mixed("an index of tensors apart")
+    if apart or not all(part is None or type(part) in (int, slice) or isinstance(part, Tensor) for part in index):
+        return Mixed("an index of an unusual form")
+    if any(isinstance(part, Tensor) and part.dtype is torch.bool for part in index):
+        return Mixed("a mask picks entries")
+    wide = max((index[place].dim() for place in spots), default=0)
+    names, result, parts = list[object](), list[object](), list[tuple[Tensor, Names]]()
     for place, part in enumerate(index):
-        if part is None:
+        dim = len(names)
+        if isinstance(part, Tensor):
+            own = [("index", each) for each in range(wide - part.dim(), wide)]
+            result += [("index", each) for each in range(wide)] if place == spots[0] else []
+            # With its own number for each example the dimension of the examples is that of the numbers.
+            names.append(own[0] if id(part) in places and layout == Layout(dim) else dim)
+            parts += [(part, own)] if id(part) in call.tags and id(part) not in places else []
+        elif part is None:
             result.append(("new", place))
-            continue
-        size, mine = value.shape[at], layout is not None and layout.dim == at
-        names.append(at)
-        at += 1
-        if isinstance(part, Tensor | list):
-            if place == spots[0]:
-                result += [("index", each) for each in range(wide)]
-            if mine and id(part) in places and (layout.before, layout.after) == (1, 1):  # type: ignore[union-attr]
-                names[-1] = ("index", wide - part.dim())  # type: ignore[union-attr]  # its own number for each example
-            elif id(part) not in places:
-                parts.append((part, [("index", each) for each in range(wide - part.dim(), wide)]))  # type: ignore[union-attr]
-            continue
-        if not isinstance(part, int | slice):
-            return Mixed("an index of another kind")
-        if not isinstance(part, slice):
-            continue
-        result.append(at - 1 if mine or part == slice(None) else (at, "part"))
-        if mine and part != slice(None):
-            start, stop, step = part.indices(size)
-            block = call.count * layout.after  # type: ignore[union-attr]
-            if step != 1 or start % block or stop % block:
-                return Mixed("an index picks some examples")
-            return Layout(len(result) - 1, (stop - start) // block, layout.after)  # type: ignore[union-attr]
-        if any(isinstance(each, Count) for each in leaves(part)):
-            return call.mixes("counts examples")
-    used_places = any(id(part) in places for part in tensors)
-    if used_places and not any(isinstance(name, tuple) for name in names):
+        else:
+            names.append(dim)
+            if layout is not None and layout.dim == dim and part != slice(None):
+                return _sliced(call, layout, part, len(result))
+            if any(isinstance(each, Count) for each in leaves(part)):
+                return call.mixes("counts examples")
+            result += [dim if part == slice(None) else (dim, "part")] if isinstance(part, slice) else []
+    if any(id(index[place]) in places for place in spots) and not any(isinstance(name, tuple) for name in names):
         return call.mixes(BY_PLACE)
-    seen = [(part, own) for part, own in parts if isinstance(part, Tensor) and id(part) in call.tags]
-    found = call.follows([(value, names), *seen], result)
-    return Mixed("an index picks one example") if found == call.mixes() else found
+    return call.follows([(value, names), *parts], result)
+
+
+def _whole_index(value: Tensor, index: Any) -> list[Any]:
+    """An index with a part for each dimension, lists as tensors."""
+    given = index if isinstance(index, tuple) else (index,)
+    missing = value.dim() - sum(part is not None and part is not ... for part in given)
+    given = given if any(part is ... for part in given) else (*given, ...)
+    parts = [each for part in given for each in ([slice(None)] * missing if part is ... else [part])]
+    return [torch.as_tensor(part) if isinstance(part, list) else part for part in parts]
+
+
+def _sliced(call: Call, layout: Layout, part: Any, place: int) -> Tag:
+    """A part along the dimension of the examples, that is a whole number of batches: a half of two joined ones, say."""
+    block = call.count * layout.after
+    if isinstance(part, slice):
+        start, stop, step = part.indices(call.args[0].shape[layout.dim])
+        after = (each for each in _whole_index(*call.args)[layout.dim + 1 :] if each != slice(None))
+        if step == 1 and start % block == 0 == stop % block and not any(isinstance(each, Tensor) for each in after):
+            return Layout(place, (stop - start) // block, layout.after)
+    return Mixed("an index picks some examples")
 
 
 _ELEMENTWISE = (

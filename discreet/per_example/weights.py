@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from discreet.per_example.functions import DRAWING
 from discreet.per_example.layouts import CONSTANT, FIRST, Count, Layout, Mixed, Unserved, leaves, place
 from discreet.per_example.operations import CHECKS, Call, einsum_names, matrix_names
 from discreet.per_example.terms import Lookup, Outer, Pair, Slot, Tape, Term
-
-if TYPE_CHECKING:
-    from discreet.per_example.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,22 @@ class Weight:
         return Weight(None, terms, self.roots)
 
 
+class Watcher(Protocol):
+    """What knows the tensors of a pass: see `watch.Watch`."""
+
+    tape: Tape
+    count: int
+
+    def tag(self, value: Tensor) -> Any: ...
+    def give(self, value: Tensor, tag: Any) -> Tensor: ...
+    def copies(self, value: Tensor, weight: Weight) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A call of a function, before it runs. `tags`: what is known of its tensors."""
 
-    watch: Watch
+    watch: Watcher
     func: Any
     name: str
     args: tuple[Any, ...]
