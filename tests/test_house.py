@@ -28,7 +28,6 @@ KNOTS = {
     ("server.run_plan", "evaluation.answer_sum"),
     ("server.run_plan", "evaluation.private_evaluation"),
     ("server.session", "evaluation.predictions"),
-    ("server.session", "evaluation.private_evaluation"),
     ("server.session", "evaluation.private_statistics"),
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))

@@ -48,7 +48,7 @@ LONG = 10.0  # times the clip norm: what a canary sends
 FEWEST = 20  # canaries: that no coin at all falls "in", so that no node would come, has probability 1e-6
 LOOK_SECONDS = 0.005  # a round takes longer: it writes its ledger, its row and its checkpoint to disk
 QUIET = (
-    *("resume=false", "evaluation.kind=none", "operations.metrics_port=null", "operations.predictions=false"),
+    *("resume=false", "evaluation.kind=none", "operations.predictions=false"),
     *("privacy.user.account=null", "privacy.user.too_noisy=warn"),
 )
 NODE_PAUSE = 0.1  # times the number of nodes: the seconds between two looks of each

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, redispatch
 from discreet.per_example.objective import Loss, Objective, Tree
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
@@ -25,13 +26,6 @@ _REPEATED = 1e-5  # and by this part if the same kernels have
 _SEED = 52183
 # What a forward may raise that can't do what is asked of it.
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
-_DRAWN = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "uniform", "normal", "exponential")
-_DROPPING = {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout_"}
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_FILLING = {name + end for name in _DRAWN for end in ("", "_")}
-DRAWING = _FILLING | _DROPPING | {"scaled_dot_product_attention"}  # functions that may draw random numbers
-# Of a PyTorch that has it: calls a function that is written in Python under the mode that asks.
-redispatch = getattr(torch.overrides, "redispatch_function", None)
 # By model: the losses that it was tried with.
 _tried: WeakKeyDictionary[nn.Module, list[ref[Loss]]] = WeakKeyDictionary()
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
@@ -85,12 +79,12 @@ class Undrawn(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
             named = {key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4}
-        if name in _RECURRENT:
+        if name in RECURRENT:
             args = (*args[:6], False, *args[7:])
-        if name in _DROPPING:
+        if name in DROPPING:
             return args[0]
         result = func(*args, **named)
-        return result.fill_(0.5) if name in _FILLING else result
+        return result.fill_(0.5) if name in FILLING else result
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int) -> Tree:

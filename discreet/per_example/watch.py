@@ -26,40 +26,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.per_example.layouts import CHECKS, FIRST, Call, Count, Layout, Mixed, Unserved, leaves, picked, place
+from discreet.per_example.functions import (
+    BANNED,
+    COMPARED,
+    COPYING,
+    DRAWING,
+    FACTS,
+    FILLED,
+    PYTHON,
+    READS,
+    RECURRENT,
+    SHAPING,
+    SIZES,
+    WHOLE,
+    name_of,
+    redispatch,
+)
+from discreet.per_example.layouts import CONSTANT, FIRST, Count, Layout, Mixed, Unserved, leaves, place
+from discreet.per_example.norms import NORM_RULES
+from discreet.per_example.operations import CHECKS, Call, picked
 from discreet.per_example.recurrent import RECURRENT_RULES
 from discreet.per_example.terms import Rows, Tape, Term
-from discreet.per_example.trial import DRAWING, redispatch, writes
+from discreet.per_example.trial import writes
 from discreet.per_example.weights import WEIGHT_RULES, Operation, Weight, with_copies
 
-RULES = {**WEIGHT_RULES, **RECURRENT_RULES}
+RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
 
-CONSTANT, PLACES, UNSEEN = "constant", "places", "unseen"
-
-
-def _words(names: str) -> set[str]:
-    return set(names.split())
-
-
-_SIZES = _words("shape size numel nelement")
-_FACTS = _words(
-    "dim ndimension is_floating_point is_complex is_contiguous stride element_size get_device is_signed storage_offset "
-    "data_ptr is_inference is_tensor type has_names repr format hash"
-)
-_BANNED = _words("register_hook register_post_accumulate_grad_hook backward grad retain_grad set_ resize_")
-_READS = _words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
-_WHOLE = _words("all any sum mean max min amax amin count_nonzero")
-_COMPARED = _words("eq ne lt le gt ge logical_not logical_and logical_or and or invert not neg abs add sub mul to")
-_FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty rand randn")
-_PYTHON = {"embedding_bag", "lstm_layer"}  # functions with rules that are written in Python
-_ALIASES = {"radd": "add", "rmul": "mul", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_"}
+PLACES, UNSEEN = "places", "unseen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.tape, self.count = tape, tape.count
         self.inner: Any = None
+        self.token = object()  # tags outlive a pass on the tensors of the caller
         self.read: list[tuple[Tensor, int]] = []
         self.known: dict[int, Any] = {}
         self.model, self.modules = model, list(model.modules())
@@ -118,14 +119,13 @@ class Watch(TorchFunctionMode):
     def tag(self, value: Tensor) -> Any:
         """What is known of a tensor."""
         own = value.__dict__.get("_discreet")
-        if own is not None and own[0] is self:
+        if own is not None and own[0] is self.token:
             return own[1]
         return self.known.get(id(value), UNSEEN)
 
-    def give(self, value: Any, tag: Any) -> Any:
-        """Notes what is known of a tensor, or of several."""
-        if isinstance(value, Tensor):
-            value.__dict__["_discreet"] = (self, tag)
+    def give(self, value: Tensor, tag: Any) -> Tensor:
+        """Notes what is known of a tensor."""
+        value.__dict__["_discreet"] = (self.token, tag)
         return value
 
     def rows(self, inputs: Any) -> None:
@@ -156,110 +156,82 @@ class Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named = kwargs or {}
-        name = _name_of(func)
-        if name in _BANNED or named.get("out") is not None or name == "__set__":
+        named, name = kwargs or {}, name_of(func)
+        if name in BANNED or named.get("out") is not None:
             raise Unserved(f"{name}{place()}")
-        tensors = [value for value in leaves((args, named)) if isinstance(value, Tensor)]
-        tags = [self.tag(value) for value in tensors]
-        if not any(isinstance(tag, Layout | Answers | Mixed) or tag is PLACES for tag in tags):
-            return self._constant(func, name, types, args, named, tensors, tags)
-        if name in _SIZES and isinstance(tags[0], Layout):
-            return self._size(name, args, named, tensors[0], tags[0])
-        if name in _FACTS or name in _SIZES or (getattr(func, "__name__", "") == "__get__" and name not in CHECKS):
+        given = [value for value in leaves((args, named)) if isinstance(value, Tensor)]
+        ran = Operation(self, func, name, args, named, given, [self.tag(value) for value in given])
+        is_python = type(func) is FunctionType and func is not self.inner
+        if not any(isinstance(tag, Layout | Answers | Mixed) or tag is PLACES for tag in ran.tags):
+            return self._composite(func, types, ran) if is_python else self._constant(ran)
+        if name in SIZES and isinstance(ran.tags[0], Layout):
+            return self._size(ran, ran.tags[0])
+        if name in FACTS or name in SIZES or (getattr(func, "__name__", "") == "__get__" and name not in CHECKS):
             return func(*args, **named)
-        if (
-            name in RULES
-            and (type(func) is not FunctionType) == (name not in _PYTHON)
-            and all(isinstance(tag, Layout | Weight) or tag is CONSTANT for tag in tags)
-        ):
-            return self._ruled(func, name, args, named, tensors)
-        if type(func) is FunctionType and func is not self.inner:
-            return self._composite(func, types, args, named)
-        return self._row_by_row(func, name, args, named, tensors, tags)
+        if name in RULES and is_python == (name in PYTHON) and ran.is_known:
+            return self._ruled(ran)
+        return self._composite(func, types, ran) if is_python else self._row_by_row(ran)
 
-    def _composite(self, func: Any, types: Iterable[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _composite(self, func: Any, types: Iterable[Any], ran: Operation) -> Any:
         """Calls a function of PyTorch that is written in Python, and watches what it calls."""
         if redispatch is None:
-            raise Unserved(f"{func.__name__}{place()}")
+            raise Unserved(f"{ran.name}{place()}")
         before, self.inner = self.inner, func
         try:
             with self:
-                return redispatch(func, types, args, named)
+                return redispatch(func, types, ran.args, ran.named)
         finally:
             self.inner = before
 
-    def _constant(
-        self,
-        func: Any,
-        name: str,
-        types: Iterable[Any],
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-        tensors: list[Tensor],
-        tags: list[Any],
-    ) -> Any:
+    def _constant(self, ran: Operation) -> Any:
         """Calls a function that reads nothing of the examples."""
-        if type(func) is FunctionType and func is not self.inner and redispatch is not None:
-            return self._composite(func, types, args, named)
-        counted = any(isinstance(value, Count) for value in leaves((args, named)))
-        if counted and name in ("expand", "repeat", "expand_as", "broadcast_to", "tile"):
-            return self._copied(name, args, named, tensors[0], tags[0])
-        if tensors and (name.endswith("_") or name in ("setitem", "numpy")):
-            memory = tensors[0].untyped_storage().data_ptr()
+        if ran.counted and ran.name in COPYING:
+            return self._copied(ran)
+        writes_it = ran.name.endswith("_") or ran.name in ("setitem", "numpy")
+        if ran.tensors and writes_it:
+            memory = ran.tensors[0].untyped_storage().data_ptr()
             if any(memory == value.untyped_storage().data_ptr() for value, _ in self.held):
                 raise ValueError(writes(self._name(lambda value: value.untyped_storage().data_ptr() == memory)))
-        result = func(*args, **named)
-        found = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-        weights = [tag for tag in tags if isinstance(tag, Weight)]
-        for value in found:
-            if any(value is given for given in tensors):
+            if UNSEEN in ran.tags:
+                raise Unserved(f"{ran.name} of a tensor that comes from elsewhere{place()}")
+        result = ran.run()
+        for value in tree_leaves(result):
+            if not isinstance(value, Tensor) or any(value is given for given in ran.tensors):
                 continue  # changed in place
-            if UNSEEN in tags:
-                self.give(value, Mixed(f"a tensor that comes from elsewhere meets {name}{place()}"))
-            elif counted:
-                self.give(value, _placed(self._made(name, args, named, value), name in DRAWING))
-            elif weights and value.requires_grad:
-                self.give(value, _derived(self, value, weights, name, args))
+            if UNSEEN in ran.tags:
+                self.give(value, Mixed(f"a tensor that comes from elsewhere meets {ran.name}{place()}"))
+            elif ran.counted:
+                self.give(value, self._made(ran, ran.args, value))
+            elif value.requires_grad and any(isinstance(tag, Weight) for tag in ran.tags):
+                self.give(value, _derived(self, value, ran))
             else:
                 self.give(value, CONSTANT)
         return result
 
-    def _made(self, name: str, args: tuple[Any, ...], named: dict[str, Any], value: Tensor) -> Any:
+    def _made(self, ran: Operation, args: tuple[Any, ...], value: Tensor) -> Any:
         """A tensor with a size that counts examples: all rows alike, or drawn for each; or their numbers."""
-        sizes = [size for size in leaves((args, named.get("size", ()))) if isinstance(size, int)]
+        sizes = [size for size in leaves((args, ran.named.get("size", ()))) if isinstance(size, int)]
         counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)]
-        if (
-            name == "arange"
-            and args
-            and isinstance(args[-1], Count)
-            and args[-1].times == 1
-            and len(value) == self.count
-        ):
+        if ran.name == "arange" and counts == [len(sizes) - 1] and value.shape == (self.count,):
             return PLACES
-        if name in _FILLED and len(counts) == 1 and len(sizes) >= value.dim():
-            return Layout(counts[0], sizes[counts[0]].times)  # type: ignore[attr-defined]
-        return Mixed(f"{name} counts examples{place()}")
+        if ran.name in FILLED and len(counts) == 1 and len(sizes) >= value.dim():
+            return Layout(counts[0], cast(Count, sizes[counts[0]]).times, drawn=ran.name in DRAWING)
+        return Mixed(f"{ran.name} counts examples{place()}")
 
-    def _copied(self, name: str, args: tuple[Any, ...], named: dict[str, Any], value: Tensor, tag: Any) -> Tensor:
+    def _copied(self, ran: Operation) -> Tensor:
         """A constant or a parameter that is repeated for each example."""
-        sizes = list(leaves(args[1:]))
-        counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)]
-        more = len(sizes) - value.dim()
-        (spot,) = counts if len(counts) == 1 and not named else (None,)
-        fits = spot is not None and sizes[spot].times == 1 and (spot < more or value.shape[spot - more] == 1)
-        if not fits or tag is UNSEEN:
-            raise Unserved(f"{name} counts examples{place()}")
-        assert spot is not None
+        value, tag, sizes = ran.tensors[0], ran.tags[0], list(leaves(ran.args[1:]))
+        counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count) and size.times == 1]
+        spot, more = (counts or [-1])[0], len(sizes) - value.dim()
+        if len(counts) != 1 or ran.named or tag is UNSEEN or (spot >= more and value.shape[spot - more] != 1):
+            raise Unserved(f"{ran.name} counts examples{place()}")
         if isinstance(tag, Weight):
             one = value.squeeze(spot - more) if spot >= more else value
-            copies = self.copies(one, tag.reshaped(value.shape))
-            ones = [1] * (more - spot - 1)
-            given = copies.movedim(0, spot - more) if spot >= more else copies.reshape(self.count, *ones, *one.shape)
-            sizes[spot] = 1 if name in ("repeat", "tile") else self.count
-            return self.give(getattr(given, name)(*sizes), Layout(spot))  # type: ignore[no-any-return]
-        result = getattr(value, name)(*sizes)
-        return self.give(result, Layout(spot))  # type: ignore[no-any-return]
+            copies, ones = self.copies(one, tag.reshaped(value.shape)), [1] * (more - spot - 1)
+            value = copies.movedim(0, spot - more) if spot >= more else copies.reshape(self.count, *ones, *one.shape)
+            sizes[spot] = 1 if ran.name in ("repeat", "tile") else self.count
+        result: Tensor = getattr(value, ran.name)(*sizes)
+        return self.give(result, Layout(spot))
 
     def copies(self, value: Tensor, weight: Weight) -> Tensor:
         """A copy of a parameter for each example, (n, ...), whose gradients are those of the parameter by example."""
@@ -267,109 +239,82 @@ class Watch(TorchFunctionMode):
         self.tape.add(copies, weight.terms)
         return copies
 
-    def _size(self, name: str, args: tuple[Any, ...], named: dict[str, Any], value: Tensor, layout: Layout) -> Any:
-        counted = Count(layout.before * layout.after, self.count)
-        if name in ("numel", "nelement"):
+    def _size(self, ran: Operation, layout: Layout) -> Any:
+        value = ran.tensors[0]
+        if ran.name in ("numel", "nelement"):
             return Count(value.numel() // self.count, self.count)
+        counted = Count(layout.before * layout.after, self.count)
         shape = torch.Size([*value.shape[: layout.dim], counted, *value.shape[layout.dim + 1 :]])
-        dim = args[1] if len(args) > 1 else named.get("dim")
+        dim = ran.argument(1, "dim")
         return shape if dim is None else shape[dim]
 
-    def _ruled(self, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> Any:
-        operation = Operation(self, func, name, args, named)
+    def _ruled(self, ran: Operation) -> Any:
         before = len(self.tape.uses)
-        result, tags = RULES[name](operation)
-        drawn = self._drawn(name, [self.tag(value) for value in tensors]) or (name in ("lstm", "gru") and bool(args[5]))
+        result, tags = RULES[ran.name](ran)
         if len(self.tape.uses) > before:
-            self.read += [(value, value._version) for value in tensors if isinstance(self.tag(value), Layout)]
-        found = tree_leaves(result)
-        for value, tag in zip(found, tags if isinstance(tags, list) else [tags] * len(found), strict=True):
-            self.give(value, _placed(tag, drawn))
-        return result
+            self.read += [(value, value._version) for value in ran.tensors if ran.layout(value)]
+        drawn = ran.drawn or (ran.name in RECURRENT and bool(ran.args[5]))
+        return self._given(result, tags, drawn=drawn)
 
-    def _drawn(self, name: str, tags: list[Any]) -> bool:
-        """True if there are random numbers in what a function gives."""
-        return name in DRAWING or any(isinstance(tag, Layout | Answers) and tag.drawn for tag in tags)
-
-    def _row_by_row(
-        self,
-        func: Any,
-        name: str,
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-        tensors: list[Tensor],
-        tags: list[Any],
-    ) -> Any:
-        """Calls a function, and finds what is known of its result."""
-        if any(isinstance(tag, Answers) for tag in tags):
-            return self._answered(func, name, args, named, tags)
-        if name in _READS:
-            mixed = next((tag for tag in tags if isinstance(tag, Mixed)), Mixed(f"{name} reads the data"))
-            raise Unserved(_placed(mixed).reason)
-        if name in _FILLED:
-            made = func(*args, **named)
-            counted = any(isinstance(value, Count) for value in leaves((args, named)))
-            kind = self._made(name, args[1:], named, made) if counted else CONSTANT
-            return self.give(made, _placed(kind, name in DRAWING))
-        if name in _WHOLE and isinstance(tags[0], Layout) and len(args) == 1 and not named:
-            found = getattr(torch, name)(
-                tags[0].first(tensors[0]).flatten(1) if tensors[0].dim() > 1 else tensors[0].unsqueeze(1), 1
-            )
-            values = found if isinstance(found, Tensor) else found[0]
-            return self.give(func(*args), Answers(values.detach(), tags[0].drawn))
-        in_place, plain = name.endswith("_") or name == "setitem", name.rstrip("_")
-        tag: Any = next((tag for tag in tags if isinstance(tag, Mixed)), None)
-        if tag is None and UNSEEN in tags:
-            tag = Mixed(f"{name} reads a tensor that comes from elsewhere{place()}")
-        if tag is None and any(isinstance(tag, Weight) for tag in tags):
-            args, named, func, tensors, tags = with_copies(self, func, plain, args, named)
-        if name == "view" and not tensors[0].is_contiguous():
-            func = Tensor.reshape  # a convolution here may have put its channels last in memory
-        result = func(*args, **named)
-        if tag is None:
-            tag = self._tag_of(plain, args, named, result, tensors, tags)
-        if in_place:
-            if not isinstance(tag, Mixed) and tag != tags[0]:
-                tag = Mixed(f"{name} into another tensor")
-            if not isinstance(tag, Layout):
-                raise refusal(_placed(tag))
+    def _given(self, result: Any, tags: Any, *, drawn: bool) -> Any:
+        """Notes what is known of results, each with the line of the forward if it is a reason."""
         found = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-        if not found and not in_place:
-            raise refusal(_placed(tag if isinstance(tag, Mixed) else Mixed(name)))
-        for value, one in zip(found, tag if isinstance(tag, list) else [tag] * len(found), strict=True):
-            self.give(value, _placed(one, self._drawn(name, tags)))
+        for value, tag in zip(found, tags if isinstance(tags, list) else [tags] * len(found), strict=True):
+            if isinstance(tag, Layout):
+                size = tag.before * self.count * tag.after
+                fits = value.dim() > tag.dim and value.shape[tag.dim] == size
+                tag = replace(tag, drawn=drawn) if fits else Mixed("a result has other dimensions than were expected")
+            self.give(value, placed(tag) if isinstance(tag, Mixed) else tag)
         return result
 
-    def _tag_of(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-        result: Any,
-        tensors: list[Tensor],
-        tags: list[Any],
-    ) -> Any:
-        layouts = {
-            id(value): tag if isinstance(tag, Layout) else None for value, tag in zip(tensors, tags, strict=True)
-        }
-        call = Call(name, args, named, result, layouts, self.count)
-        places = {id(value) for value, tag in zip(tensors, tags, strict=True) if tag is PLACES}
+    def _row_by_row(self, ran: Operation) -> Any:
+        """Calls a function, and finds what is known of its result."""
+        name, tags, mixed = ran.name, ran.tags, next((tag for tag in ran.tags if isinstance(tag, Mixed)), None)
+        if any(isinstance(tag, Answers) for tag in tags):
+            return self._answered(ran)
+        if name in READS:
+            raise Unserved(placed(mixed or Mixed(f"{name} reads the data")).reason)
+        if name in FILLED:
+            made = ran.run()
+            return self.give(made, self._made(ran, ran.args[1:], made) if ran.counted else CONSTANT)
+        if name in WHOLE and isinstance(tags[0], Layout) and len(ran.args) == 1 and not ran.named:
+            rows = tags[0].first(ran.tensors[0]).reshape(self.count, -1)
+            found = getattr(torch, name)(rows, 1)
+            values = found if isinstance(found, Tensor) else found[0]
+            return self.give(ran.run(), Answers(values.detach(), tags[0].drawn))
+        if mixed is None and UNSEEN in tags:
+            mixed = Mixed(f"{name} reads a tensor that comes from elsewhere")
+        if mixed is None and any(isinstance(tag, Weight) for tag in tags):
+            ran = with_copies(ran)
+        if name == "view" and not ran.tensors[0].is_contiguous():
+            ran = replace(ran, func=Tensor.reshape)  # a convolution here may have put its channels last in memory
+        result = ran.run()
+        tag, in_place = mixed or self._tag_of(ran, result), name.endswith("_") or name == "setitem"
+        if in_place and tag != ran.tags[0]:
+            raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(f"{name} into another tensor")))
+        if not in_place and not any(isinstance(value, Tensor) for value in tree_leaves(result)):
+            raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(name)))
+        return self._given(result, tag, drawn=ran.drawn)
+
+    def _tag_of(self, ran: Operation, result: Any) -> Any:
+        name, layouts = ran.name.rstrip("_"), {id(value): ran.layout(value) for value in ran.tensors}
+        call = Call(name, ran.args, ran.named, result, layouts, self.count)
+        places = {id(value) for value in ran.tensors if self.tag(value) is PLACES}
+        check = CHECKS.get(name)
         try:
-            if name == "getitem" and id(args[0]) not in places:
+            if name == "getitem" and id(ran.args[0]) not in places:
                 return picked(call, places)
             if name == "setitem":
                 return self._written(call, places)
             if places and name in ("to", "long", "unsqueeze", "view", "reshape", "getitem"):
                 return PLACES if result.shape[:1] == (self.count,) == (result.numel(),) else Mixed(name)
-            check = CHECKS.get(name)
             if check is None or places:
                 return Mixed(f"{name} is not known to keep examples apart")
-            counted = any(isinstance(value, Count) for value in leaves((args, named)))
-            if counted and name not in ("view", "reshape", "unflatten", "expand", "repeat", "narrow", "split", "chunk"):
-                return Mixed(f"{name} counts examples")
-            return check(call)
+            return Mixed(f"{name} counts examples") if ran.counted and name not in SHAPING else check(call)
         except Unserved as reason:
             return Mixed(str(reason))
+        except (TypeError, ValueError, LookupError, AttributeError):  # called in a way that its check does not know
+            return Mixed(f"{name} in an unusual form")
 
     def _written(self, call: Call, places: set[int]) -> Any:
         """What is known of a tensor after something was written into a part of it: what it was, if that fits."""
@@ -378,30 +323,29 @@ class Watch(TorchFunctionMode):
         spot = picked(Call("getitem", (value, index), {}, part, call.tags, self.count), places)
         if not isinstance(spot, Layout) or not isinstance(written, Tensor):
             return self.tag(value) if isinstance(spot, Layout) else spot
-        both = Call(
-            "setitem", (part, written), {}, part, {id(part): spot, id(written): call.layout(written)}, self.count
-        )
-        return self.tag(value) if CHECKS["add"](both) == spot else Mixed("setitem pairs examples with each other")
+        tags = {id(part): spot, id(written): call.tags[id(written)]}
+        both = CHECKS["add"](Call("setitem", (part, written), {}, part, tags, self.count))
+        return self.tag(value) if both == spot else Mixed("setitem pairs examples with each other")
 
-    def _answered(self, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any], tags: list[Any]) -> Any:
+    def _answered(self, ran: Operation) -> Any:
         """A number for each example: reads it if all are alike, works on all of them, or does not know it any more."""
 
         def of_each(value: Any) -> Any:
             tag = self.tag(value) if isinstance(value, Tensor) else None
             return tag.values if isinstance(tag, Answers) else value
 
-        if name in _READS:
-            (answers,) = [tag for tag in tags if isinstance(tag, Answers)]
+        if ran.name in READS:
+            (answers,) = [tag for tag in ran.tags if isinstance(tag, Answers)]
             if answers.drawn:  # a second pass would draw others: its branch would choose among the draws
-                raise Unserved(f"{name} reads what was drawn at random{place()}")
+                raise Unserved(f"{ran.name} reads what was drawn at random{place()}")
             if bool((answers.values == answers.values[0]).all()):
-                return func(answers.values[0])
-            raise Split(answers.values, f"{name}{place()}")
-        result = func(*args, **named)
-        if name not in _COMPARED or not all(isinstance(tag, Answers) or tag is CONSTANT for tag in tags):
-            return self.give(result, Mixed(f"{name} of all examples together{place()}"))
-        values = func(*map(of_each, args), **{key: of_each(named[key]) for key in named})
-        return self.give(result, Answers(values, self._drawn(name, tags)))
+                return ran.func(answers.values[0])
+            raise Split(answers.values, f"{ran.name}{place()}")
+        result = ran.run()
+        if ran.name not in COMPARED or not all(isinstance(tag, Answers) or tag is CONSTANT for tag in ran.tags):
+            return self.give(result, Mixed(f"{ran.name} of all examples together{place()}"))
+        values = ran.func(*map(of_each, ran.args), **{key: of_each(value) for key, value in ran.named.items()})
+        return self.give(result, Answers(values, ran.drawn))
 
 
 def refusal(tag: Mixed) -> Exception:
@@ -414,30 +358,17 @@ def refusal(tag: Mixed) -> Exception:
     )
 
 
-def _placed(tag: Any, drawn: bool = False) -> Any:
-    """A reason with the line of the forward that it is about; a layout with random numbers in it, if there are."""
-    if isinstance(tag, Layout):
-        return replace(tag, drawn=True) if drawn else tag
-    return Mixed(f"{tag.reason}{place()}", tag.surely) if isinstance(tag, Mixed) and " at " not in tag.reason else tag
+def placed(tag: Mixed) -> Mixed:
+    """A reason with the line of the forward that it is about."""
+    return tag if " at " in tag.reason else Mixed(f"{tag.reason}{place()}", tag.surely)
 
 
-def _name_of(func: Any) -> str:
-    name: str = getattr(func, "__name__", "")
-    if name == "__get__":
-        return str(func.__self__.__name__)
-    if name == "__set__":
-        return name
-    if name in _READS:
-        return name
-    bare = name.strip("_") + ("_" if name.endswith("_") and not name.startswith("__") else "")
-    return _ALIASES.get(bare, bare)
-
-
-def _derived(watch: Watch, value: Tensor, weights: list[Weight], name: str, args: tuple[Any, ...]) -> Weight:
+def _derived(watch: Watch, value: Tensor, ran: Operation) -> Weight:
     """A value that follows from parameters alone: its gradients are led back to them, example by example."""
+    weights = [tag for tag in ran.tags if isinstance(tag, Weight)]
     roots = list({id(root): root for weight in weights for root in weight.roots}.values())
-    if name == "embedding" and weights[0].slot is not None:
-        return weights[0].looked_up(args[1], args[2] if len(args) > 2 else -1)
+    if ran.name == "embedding" and weights[0].slot is not None:
+        return weights[0].looked_up(ran.args[1], ran.argument(2, "padding_idx", -1))
 
     def terms(grads: Tensor) -> list[Term]:
         found = torch.autograd.grad(

@@ -8,29 +8,17 @@ example, and the gradients of the copies are built.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from discreet.per_example.convolution import Geometry, built, weight_term
-from discreet.per_example.layouts import (
-    CHECKS,
-    FIRST,
-    Call,
-    Layout,
-    Mixed,
-    Unserved,
-    einsum_labels,
-    leaves,
-    matrix_labels,
-)
+from discreet.per_example.functions import DRAWING
+from discreet.per_example.layouts import CONSTANT, FIRST, Count, Layout, Mixed, Unserved, leaves, place
+from discreet.per_example.operations import CHECKS, Call, einsum_names, matrix_names
 from discreet.per_example.terms import Lookup, Outer, Pair, Slot, Tape, Term
-
-if TYPE_CHECKING:
-    from discreet.per_example.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +50,28 @@ class Weight:
         return Weight(None, terms, self.roots)
 
 
+class Watcher(Protocol):
+    """What knows the tensors of a pass: see `watch.Watch`."""
+
+    tape: Tape
+    count: int
+
+    def tag(self, value: Tensor) -> Any: ...
+    def give(self, value: Tensor, tag: Any) -> Tensor: ...
+    def copies(self, value: Tensor, weight: Weight) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call of a function with a rule, before it runs."""
+    """A call of a function, before it runs. `tags`: what is known of its tensors."""
 
-    watch: Watch
+    watch: Watcher
     func: Any
     name: str
     args: tuple[Any, ...]
     named: dict[str, Any]
+    tensors: list[Tensor]
+    tags: list[Any]
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         return self.args[place] if len(self.args) > place else self.named.get(name, default)
@@ -86,6 +87,21 @@ class Operation:
 
     def run(self) -> Any:
         return self.func(*self.args, **self.named)
+
+    @property
+    def counted(self) -> bool:
+        """True if an argument counts examples."""
+        return any(isinstance(value, Count) for value in leaves((self.args, self.named)))
+
+    @property
+    def drawn(self) -> bool:
+        """True if there are random numbers in what it gives."""
+        return self.name in DRAWING or any(getattr(tag, "drawn", False) for tag in self.tags)
+
+    @property
+    def is_known(self) -> bool:
+        """True if everything that it reads is of the examples, or a constant, or a parameter."""
+        return all(isinstance(tag, Layout | Weight) or tag == CONSTANT for tag in self.tags)
 
     @property
     def tape(self) -> Tape:
@@ -169,7 +185,7 @@ def _matmul(operation: Operation) -> Ruled:
     if operation.weight(right) and right.dim() == 2 and operation.layout(left):
         return _product(operation, left, right, None, turned=True)
     if operation.weight(left) or operation.weight(right):
-        one, other, result = matrix_labels(left.dim(), right.dim())
+        one, other, result = matrix_names(left.dim(), right.dim())
         return _einsum_of(operation, [one, other], result, [left, right])
     return _checked(operation)
 
@@ -178,7 +194,7 @@ def _einsum(operation: Operation) -> Ruled:
     parts = list(operation.args[1:] if isinstance(operation.args[1], Tensor) else operation.args[1])
     if not any(operation.weight(part) for part in parts):
         return _checked(operation)
-    labels, result = einsum_labels(operation.args[0], parts)
+    labels, result = einsum_names(operation.args[0])
     return _einsum_of(operation, labels, result, parts)
 
 
@@ -234,14 +250,14 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
         def terms(grads: Tensor) -> list[Term]:
             found: list[Term] = []
             if added is not None:
-                found = added.terms(_summed(layout, grads.flatten(2).sum(2)))
+                found = added.terms(summed(layout, grads.flatten(2).sum(2)))
             if held is None:
                 return found
             images, others = (grads, inputs) if turned else (inputs, grads)
             rows = others.movedim(1, -1).flatten(1, -2)
             if layout == FIRST and held.slot is not None:
                 return [weight_term(held.slot, geometry, images, rows, operation.tape.order), *found]
-            values = _summed(layout, built(geometry, images, rows))
+            values = summed(layout, built(geometry, images, rows))
             values = values.view(*values.shape[:2], *geometry.kernel, -1).movedim(-1, 2)
             return [*held.terms(values), *found]
 
@@ -251,7 +267,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
     return rule
 
 
-def _summed(layout: Layout, values: Tensor) -> Tensor:
+def summed(layout: Layout, values: Tensor) -> Tensor:
     """The sums over what belongs to one example, from (before * n * after, ...) to (n, ...)."""
     return values if layout == FIRST else layout.first(values).sum((1, 2))
 
@@ -313,125 +329,6 @@ def _embedding_bag(operation: Operation) -> Ruled:
     return outputs, layout
 
 
-def _scaled(
-    operation: Operation,
-    outputs: Tensor,
-    weight: Any,
-    bias: Any,
-    normal: Callable[[], Tensor],
-    gather: Callable[[Tensor], Tensor],
-) -> None:
-    """Notes outputs = normal() * weight + bias. `gather`: sums the positions at which an example uses an entry."""
-    held, added = operation.weight(weight), operation.weight(bias)
-
-    def terms(grads: Tensor) -> list[Term]:
-        found = [] if held is None else held.terms(gather(grads * normal()))
-        return found if added is None else [*found, *added.terms(gather(grads))]
-
-    operation.note(outputs, terms, held, added)
-
-
-def _layer_norm(operation: Operation) -> Ruled:
-    inputs, shape, weight = (operation.argument(at, name) for at, name in enumerate(("input", "shape", "weight")))
-    whole = operation.name == "layer_norm"
-    bias, eps = (operation.argument(3, "bias"), operation.argument(4, "eps", 1e-5)) if whole else (None, 0.0)
-    layout, dims = operation.layout(inputs), len(list(shape))
-    if layout is None or operation.layout(weight):
-        raise Unserved(operation.name)
-    if layout.dim >= inputs.dim() - dims:
-        return operation.run(), Mixed(f"{operation.name} works along the examples", surely=True)
-    if whole:
-        normal = functional.layer_norm(inputs, list(shape), eps=eps)
-    else:
-        normal = functional.rms_norm(inputs, list(shape), eps=operation.argument(3, "eps"))
-    outputs = normal
-    if weight is not None:  # by itself: the gradient needs what comes before
-        outputs = normal * weight if bias is None else torch.addcmul(bias, normal, weight)
-
-    def gather(values: Tensor) -> Tensor:
-        values = layout.first(values)
-        positions = tuple(range(1, values.dim() - dims))
-        return values.sum(positions) if positions else values
-
-    _scaled(operation, outputs, weight, bias, lambda: normal, gather)
-    return outputs, layout
-
-
-def _channels(values: Tensor) -> Tensor:
-    """(N, channels, space...) -> (N, channels)."""
-    return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
-
-
-def _group_norm(operation: Operation) -> Ruled:
-    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
-    a second time."""
-    inputs, groups, weight, bias = (
-        operation.argument(at, name) for at, name in enumerate(("input", "num_groups", "weight", "bias"))
-    )
-    layout = operation.layout(inputs)
-    if layout is None or layout.dim != 0 or operation.layout(weight):
-        raise Unserved(operation.name)
-    count, channels = inputs.shape[:2]
-    last = inputs.dim() == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=torch.channels_last)
-    inputs = inputs if last else inputs.contiguous()
-    positions, eps = inputs[0, 0].numel(), operation.argument(4, "eps", 1e-5)
-    outputs, mean, scale = torch.native_group_norm(inputs, weight, bias, count, channels, positions, groups, eps)
-    held, added = operation.weight(weight), operation.weight(bias)
-
-    def terms(grads: Tensor) -> list[Term]:
-        sums = _channels(grads)
-        found = [] if added is None else added.terms(_summed(layout, sums))
-        if held is None:
-            return found
-        products, shifts = (value.view(count, groups, -1) for value in (_channels(grads * inputs), sums))
-        rows = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(count, channels)
-        return [*held.terms(_summed(layout, rows)), *found]
-
-    operation.note(outputs, terms, held, added)
-    return outputs, layout
-
-
-def _channel_norm(operation: Operation) -> Ruled:
-    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
-    names = ("input", "weight", "bias", "running_mean", "running_var", "training")
-    inputs, weight, bias, mean, variance, training = (operation.argument(at, name) for at, name in enumerate(names))
-    eps, batch, layout = operation.argument(7, "eps"), operation.name == "batch_norm", operation.layout(inputs)
-    if layout is None or layout.dim != 0 or operation.layout(weight):
-        raise Unserved(operation.name)
-    if training and (batch or mean is not None):
-        return operation.run(), Mixed(f"{operation.name} in training mode", surely=True)
-    run = functional.batch_norm if batch else functional.instance_norm
-
-    def normal() -> Tensor:
-        more = {} if batch else {"use_input_stats": training}
-        return run(inputs, mean, variance, eps=eps, **more)
-
-    outputs = operation.run()
-    _scaled(operation, outputs, weight, bias, normal, lambda values: _summed(layout, _channels(values)))
-    return outputs, layout
-
-
-def _prelu(operation: Operation) -> Ruled:
-    inputs, weight = operation.args
-    layout, held = operation.layout(inputs), operation.weight(weight)
-    if layout is None or operation.layout(weight):
-        raise Unserved("prelu")
-    single = weight.numel() == 1
-    outputs = operation.run()
-    if not single and layout.dim != 0:
-        return outputs, Mixed("prelu works along the examples", surely=True)
-
-    def terms(grads: Tensor) -> list[Term]:
-        assert held is not None
-        values = grads * inputs.clamp(max=0)
-        if single:
-            return held.terms(layout.first(values).reshape(operation.watch.count, -1).sum(1, keepdim=True))
-        return held.terms(_summed(layout, _channels(values)))
-
-    operation.note(outputs, terms, held)
-    return outputs, layout
-
-
 WEIGHT_RULES: dict[str, Rule] = {
     "linear": _linear,
     **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
@@ -441,49 +338,38 @@ WEIGHT_RULES: dict[str, Rule] = {
     **{f"conv_transpose{dims}d": _convolution(dims, turned=True) for dims in (1, 2, 3)},
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
-    **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
-    "group_norm": _group_norm,
-    **dict.fromkeys(("batch_norm", "instance_norm"), _channel_norm),
-    "prelu": _prelu,
 }
 
 
-def with_copies(
-    watch: Watch, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[Tensor], list[Any]]:
-    """The arguments of an operation on elements, or of attention, with copies in place of its parameters, beside the
-    examples' layout.
+def with_copies(ran: Operation) -> Operation:
+    """An operation on elements, or attention, with copies in place of its parameters, beside the examples' layout.
 
     Raises:
       Unserved: another operation, or a parameter that has as many rows as there are examples.
     """
-    tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
-    wide = max(value.dim() for value in tensors)
-    layouts = {
-        held.at(held.dim + wide - value.dim()) for value in tensors if isinstance(held := watch.tag(value), Layout)
-    }
-    if name not in (*ELEMENTWISE, "scaled_dot_product_attention") or len(layouts) != 1:
-        raise Unserved(f"{name} of a parameter")
+    wide, watch = max(value.dim() for value in ran.tensors), ran.watch
+    layouts = {held.at(held.dim + wide - value.dim()) for value in ran.tensors if (held := ran.layout(value))}
+    if ran.name.rstrip("_") not in (*ELEMENTWISE, "scaled_dot_product_attention") or len(layouts) != 1:
+        raise Unserved(f"{ran.name} of a parameter{place()}")
     (layout,) = layouts
 
     def beside(value: Any) -> Any:
-        tag = watch.tag(value) if isinstance(value, Tensor) else None
-        if not isinstance(tag, Weight):
+        weight = ran.weight(value)
+        if weight is None:
             return value
-        place = layout.dim - wide + value.dim()  # where the examples would be in the parameter
-        if place >= 0 and value.shape[place] != 1:
-            raise Unserved(f"{name} of a parameter by the place of an example")
-        one = value.squeeze(place) if place >= 0 else value
-        copies = watch.copies(one, tag.reshaped(value.shape))
+        spot = layout.dim - wide + value.dim()  # where the examples would be in the parameter
+        if spot >= 0 and value.shape[spot] != 1:
+            raise Unserved(f"{ran.name} of a parameter by the place of an example{place()}")
+        one = value.squeeze(spot) if spot >= 0 else value
+        copies = watch.copies(one, weight.reshaped(value.shape))
         if (layout.before, layout.after) != (1, 1):
             copies = copies[None, :, None].expand(layout.before, -1, layout.after, *one.shape).flatten(0, 2)
-        spread = copies.movedim(0, place) if place > 0 else copies.reshape(-1, *[1] * (-place - 1), *one.shape)
+        spread = copies.movedim(0, spot) if spot > 0 else copies.reshape(-1, *[1] * (-spot - 1), *one.shape)
         return watch.give(spread, layout.at(layout.dim - wide + spread.dim()))
 
-    args = tuple(map(beside, args))
-    named = {key: beside(value) for key, value in named.items()}
-    tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
-    return args, named, func, tensors, [watch.tag(value) for value in tensors]
+    args, named = tuple(map(beside, ran.args)), {key: beside(value) for key, value in ran.named.items()}
+    tensors = [value for value in leaves((args, named)) if isinstance(value, Tensor)]
+    return replace(ran, args=args, named=named, tensors=tensors, tags=[watch.tag(value) for value in tensors])
 
 
 ELEMENTWISE = {name for name, check in CHECKS.items() if check is CHECKS["add"]}

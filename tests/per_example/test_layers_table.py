@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.per_example.layouts import CHECKS, FIRST
+from discreet.per_example.layouts import FIRST
+from discreet.per_example.operations import CHECKS
 from tests.per_example.layers_cases import BASES, GROUPS, LOSSES
 from tests.per_example.layers_table import MARK, PAGE, losses, section, tried
 
@@ -27,15 +28,14 @@ def test_the_table_names_every_class_of_torch_nn() -> None:
 
 
 class Mixing(nn.Module):
-    """Subtracts the batch's mean, which a loop over single examples does not."""
+    """Adds the batch in reverse, which for a single example is itself."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs - inputs.mean(0)
+        return inputs + inputs.flip(0)
 
 
 def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CHECKS, "mean", lambda call: FIRST)
-    monkeypatch.setitem(CHECKS, "sub", lambda call: FIRST)
+    monkeypatch.setitem(CHECKS, "flip", lambda call: FIRST)
     monkeypatch.setattr("discreet.per_example.per_example._disagreement", lambda model, inputs: "")
     model, inputs = nn.Sequential(nn.Linear(4, 4), Mixing(), nn.Linear(4, 3)), torch.randn(5, 4)
     with pytest.raises(AssertionError):

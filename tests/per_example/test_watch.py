@@ -276,6 +276,15 @@ def test_what_treats_each_example_alone_is_watched(name: str) -> None:
 
 
 @pytest.mark.usefixtures("built_is_an_error")
+def test_a_branch_on_what_was_drawn_is_not_watched() -> None:
+    def between(model: Forward, x: Tensor) -> Tensor:
+        return x.relu() if functional.dropout(x, 0.5).sum() > 0 else x
+
+    with pytest.raises(ByTorchFunc):
+        clipped_gradient_sum(seeded(lambda: Forward(between)), rows(), targets=TARGETS, clip_norm=0.2)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
 def test_examples_that_answer_differently_are_run_apart() -> None:
     def between(model: Forward, x: Tensor) -> Tensor:
         return x.relu() if bool((x.detach() > 0).any()) and x.sum() > 0.5 else model.first(x)

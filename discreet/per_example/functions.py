@@ -1,0 +1,48 @@
+"""The names by which a `TorchFunctionMode` sees functions of PyTorch, by what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def words(names: str) -> set[str]:
+    return set(names.split())
+
+
+SIZES = words("shape size numel nelement")
+FACTS = words(
+    "dim ndimension is_floating_point is_complex is_contiguous stride element_size get_device is_signed storage_offset "
+    "data_ptr is_inference is_tensor type has_names repr format hash"
+)
+BANNED = words(
+    "register_hook register_post_accumulate_grad_hook backward grad retain_grad grad_fn set_ resize_ __set__"
+)
+READS = words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
+WHOLE = words("all any sum mean max min amax amin count_nonzero")
+COMPARED = words("eq ne lt le gt ge logical_not logical_and logical_or and or invert not neg abs add sub mul to")
+FILLED = words("zeros ones full empty new_zeros new_ones new_full new_empty rand randn")
+COPYING = words("expand repeat expand_as broadcast_to tile")
+SHAPING = COPYING | words("view reshape unflatten narrow split chunk")  # may be given a size that counts examples
+PYTHON = {"embedding_bag", "lstm_layer"}  # functions with rules that are written in Python
+_ALIASES = {"radd": "add", "rmul": "mul", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_"}
+_DRAWN = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "uniform", "normal", "exponential")
+DROPPING = {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout_"}
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+FILLING = {name + end for name in _DRAWN for end in ("", "_")}
+DRAWING = FILLING | DROPPING | {"scaled_dot_product_attention"}  # functions that may draw random numbers
+# Of a PyTorch that has it: calls a function that is written in Python under the mode that asks.
+redispatch = getattr(torch.overrides, "redispatch_function", None)
+
+
+def name_of(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name == "__get__":
+        return str(func.__self__.__name__)
+    if name == "__set__":
+        return name
+    if name in READS:
+        return name
+    bare = name.strip("_") + ("_" if name.endswith("_") and not name.startswith("__") else "")
+    return _ALIASES.get(bare, bare)
