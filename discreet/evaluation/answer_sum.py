@@ -59,7 +59,7 @@ class AnswerNoise:
         return AnswerSum(self)
 
     def rows(self) -> ClippedSum | GridSum:
-        """What answers are added to: it clips them to `SENSITIVITY`."""
+        """The sum that answers are added to: it clips them to `SENSITIVITY`."""
         if not self.on_grid:
             return ClippedSum(self.length, SENSITIVITY)
         grid = grid_for(SENSITIVITY, self.length, largest_cohort=self.largest_cohort, noise_scale=self.stddev)
@@ -106,7 +106,7 @@ class NoisedByClients:
         return AnswerSum(self)
 
     def rows(self) -> NoisedRows:
-        """What answers are added to."""
+        """The sum that answers are added to."""
         return NoisedRows(torch.zeros(self.sent, dtype=torch.float64))
 
     def opened(self, values: Tensor) -> Sums:

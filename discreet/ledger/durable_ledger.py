@@ -96,7 +96,7 @@ class Account(Protocol):
         """The account's position."""
 
     def said(self) -> str:
-        """What all runs together have spent, in one line."""
+        """The spending of all runs together, in one line."""
 
     def facts(self) -> dict[str, object]:
         """The same for privacy.json."""
@@ -197,7 +197,7 @@ class DurableLedger:
         self._charge(charges, allowed=allowed)
 
     def total(self) -> PrivacyLedger:
-        """What was spent of all data owners together. The event that was charged last comes last: epsilon is computed
+        """The spending of all data owners together. The event that was charged last comes last: epsilon is computed
         from what did not change, and that."""
         with self._connect() as connection:
             return _total(connection)

@@ -62,7 +62,7 @@ class Objective:
         return [value for value in self.parameters if id(value) in self.slots]
 
     def outputs(self, inputs: Tree) -> Any:
-        """What the model gives for a batch: a tuple are its arguments, a dictionary its arguments by name."""
+        """The outputs of the model for a batch: a tuple are its arguments, a dictionary its arguments by name."""
         if isinstance(inputs, Tensor):
             return self.model(inputs)
         return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)

@@ -117,7 +117,7 @@ class Watch(TorchFunctionMode):
         return next((name for name, value in named if is_it(value)), "its parameters or buffers")
 
     def tag(self, value: Tensor) -> Any:
-        """What is known of a tensor."""
+        """The knowledge of a tensor: see above."""
         own = value.__dict__.get("_discreet")
         if own is not None and own[0] is self.token:
             return own[1]
@@ -317,7 +317,7 @@ class Watch(TorchFunctionMode):
             return Mixed(f"{name} in an unusual form")
 
     def _written(self, call: Call, places: set[int]) -> Any:
-        """What is known of a tensor after something was written into a part of it: what it was, if that fits."""
+        """The knowledge of a tensor after something was written into a part of it: what it was, if that fits."""
         value, index, written = call.args
         part = value[index]
         spot = picked(Call("getitem", (value, index), {}, part, call.tags, self.count), places)

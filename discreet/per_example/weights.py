@@ -51,7 +51,7 @@ class Weight:
 
 
 class Watcher(Protocol):
-    """What knows the tensors of a pass: see `watch.Watch`."""
+    """The keeper of what is known of the tensors of a pass: see `watch.Watch`."""
 
     tape: Tape
     count: int

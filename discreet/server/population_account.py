@@ -166,7 +166,7 @@ class PopulationAccount:
         return f"{number} run{'' if number == 1 else 's'}"
 
     def said(self) -> str:
-        """What all runs together have spent, in one line."""
+        """The spending of all runs together, in one line."""
         spent, budget, delta = self.budget.epsilon(self.total()), self.budget, self.population.delta
         return (
             f"user-level, all runs on {self.population.name}: epsilon {spent:.4g} by {budget.accountant} at "

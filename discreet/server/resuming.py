@@ -78,7 +78,7 @@ def same_settings(asked: Settings) -> Settings:
 
 
 def _changes(words: Sequence[str], kept: Flat, asked: Flat, conf: Path | None) -> dict[str, object]:
-    """What words change of the flat settings that a run has."""
+    """The changes that words make to the flat settings of a run."""
     wanted, changes = flat(asked), dict[str, object]()
     for word, name in _given(words, [*kept, *wanted], conf_for(words, conf or conf_folder())):
         if name == TARGET:
