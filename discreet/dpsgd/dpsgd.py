@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import islice
+from operator import is_not
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.accounting.calibration import check_whole, noise_multiplier_for_releases
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, PoissonBatches, size_of
@@ -21,7 +23,7 @@ from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.dropout import torch_draws_from
 from discreet.models.models import parts_of, trainable, trainable_part
-from discreet.per_example.objective import PADDING, Loss, cross_entropy
+from discreet.per_example.objective import PADDING, Loss, Tree, count_of, cross_entropy, rows_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.clipping import check_clip
@@ -70,7 +72,9 @@ class DPSGD:
       model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm). Frozen parameters get
         neither gradient nor noise. The batches come on its device.
       optimizer: of torch.optim, over the trainable parameters of the model, all of them and no others.
-      dataset: a map-style data set, or a list, of pairs (input, target); that it has one at least is public.
+      dataset: a map-style data set, or a list, of pairs (input, target), in which an input may be a tuple of tensors
+        for the model's arguments or a dictionary for its arguments by name; or of dictionaries alone, which the loss is
+        given too, with None for the targets. That it has one at least is public.
       batch_size: the expected size of a batch, from 1 to the number of examples.
       epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
       delta: of epsilon; above 0 and below 1 / n, better far below.
@@ -200,7 +204,7 @@ class DPSGD:
         while (step := self.steps_taken) < len(self):
             if self._drawn is None or self._drawn[0] != step:
                 inputs, targets = self._batches.at(step)
-                self._drawn = step, (inputs, targets), (inputs.clone(), targets.clone())
+                self._drawn = step, (inputs, targets), (_copied(inputs), _copied(targets))
             yield self._drawn[1]
             if self.steps_taken == step:
                 raise BatchError(
@@ -213,7 +217,7 @@ class DPSGD:
         length = len(self) // self._settings.epochs
         return islice(self, length - self.steps_taken % length)
 
-    def step(self, inputs: Tensor, targets: Tensor, *, max_physical_batch: int | None = None) -> None:
+    def step(self, inputs: Tree, targets: Tree = None, *, max_physical_batch: int | None = None) -> None:
         """One step: the batch's clipped gradients, summed, charged, noised and over batch_size, then the optimizer.
 
         The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. A
@@ -230,8 +234,10 @@ class DPSGD:
         _check_optimizer(self._optimizer, self._model)  # groups may have been added, and parameters frozen, since
         if max_physical_batch is not None:
             check_whole("max_physical_batch", max_physical_batch)
-        most, step = max_physical_batch or max(1, len(inputs)), self.steps_taken
-        pieces = list(zip(torch.split(inputs, most), torch.split(targets, most), strict=True))
+        count, step = count_of(inputs), self.steps_taken
+        most = max_physical_batch or max(1, count)
+        parts = [slice(start, start + most) for start in range(0, max(1, count), most)]  # an empty batch is one part
+        pieces = [(rows_of(inputs, part), None if targets is None else rows_of(targets, part)) for part in parts]
         with torch_draws_from(self._source.child("step", step), self._model):
             add_noise = partial(self._add_noise, source=step_noise(self._source, step))
             mean = noised_means(partial(self._clipped_sum, pieces), add_noise, self._settings)
@@ -241,13 +247,13 @@ class DPSGD:
         self._optimizer.step()
 
     def _clipped_sum(self, pieces: Sequence[Batch], clip_norm: float) -> Tensor:
-        def sum_of(inputs: Tensor, targets: Tensor) -> Tensor:
-            loss = self._loss
-            if self._is_plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
+        def sum_of(inputs: Tree, targets: Tree) -> Tensor:
+            loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
+            if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
                 loss = cross_entropy  # the one whose gradient is known
             return clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)[0]
 
-        total = reduce(Tensor.add_, (sum_of(*piece) for piece in pieces))  # an empty batch is one empty piece
+        total = reduce(Tensor.add_, (sum_of(*piece) for piece in pieces))
         return trainable_part(self._model, total)
 
     def _add_noise(self, total: Tensor, clip_norm: float, source: RandomSource) -> Tensor:
@@ -259,13 +265,17 @@ class DPSGD:
             raise BatchError(
                 "no batch is waiting: each one is stepped once, in the loop `for inputs, targets in private`"
             )
-        _, drawn, copies = self._drawn
-        tensors = zip(drawn, batch, copies, strict=True)
-        if not all(one is other and is_same(other, copy) for one, other, copy in tensors):
+        trees = self._drawn[1], batch, self._drawn[2]
+        drawn, given, copies = ([part for part in tree_leaves(tree) if part is not None] for tree in trees)
+        if len(drawn) != len(given) or any(map(is_not, drawn, given)) or not all(map(is_same, given, copies)):
             raise BatchError(
                 "this is not the batch that was drawn: step takes the very tensors of the loop, unchanged. They are on "
                 "the model's device already; what changes an example belongs in the data set or in collate_fn"
             )
+
+
+def _copied(batch: Tree) -> Tree:
+    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, batch)
 
 
 def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:

@@ -10,15 +10,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import TensorDataset, default_collate
 
+from discreet.per_example.objective import Tree, as_tree, rows_of
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 
 _TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tree, Tree]  # inputs and targets; targets are None if an example has none
 Collate = Callable[[list[Any]], Any]
 
 
@@ -42,7 +43,8 @@ def size_of(dataset: MapDataset) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PoissonBatches:
-    """Batches of (inputs, targets), tensors on `device` with the examples in their first dimension.
+    """Batches of (inputs, targets), on `device`: tensors with the examples in their first dimension, or tuples and
+    dictionaries of them.
 
     An example is in a batch with `probability`, independently of the others and of earlier batches. So a batch may have
     any size, 0 included. `collate` makes a batch of a list of examples; PyTorch's default_collate if it is None.
@@ -63,16 +65,18 @@ class PoissonBatches:
     def at(self, step: int) -> Batch:
         """The batch of a step. It is drawn anew if the source is secure: ask once."""
         drawn = step_batch(self.source, step, len(self.dataset), probability=self.probability)
-        inputs, targets = self._pair(drawn)
-        return inputs.to(self.device), targets.to(self.device)
+        inputs, targets = tree_map(lambda part: part if part is None else part.to(self.device), self._pair(drawn))
+        return inputs, targets
 
     def _pair(self, positions: Tensor) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
-            return _checked([part[positions.to(part.device)] for part in self.dataset.tensors], len(positions))
+            parts = [part[positions.to(part.device)] for part in self.dataset.tensors]
+            return _checked(parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions))
         # Shapes and types of an empty batch are those of a batch of one.
         examples = [self.dataset[position] for position in positions.tolist() or [0]]
-        inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
-        return inputs[: len(positions)], targets[: len(positions)]
+        batch = _checked((self.collate or default_collate)(examples), len(examples))
+        inputs, targets = rows_of(batch, slice(0, len(positions)))
+        return inputs, targets
 
 
 def _check_collate(collate: Collate, examples: list[Any]) -> None:
@@ -116,14 +120,15 @@ def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
 
 def _strangers(some: Batch, among: Batch) -> int:
     """The number of rows of a batch that are not among those of another one; 0 for batches of other shapes."""
-    if [part.shape[1:] for part in some] != [part.shape[1:] for part in among]:
+    parts, others = tree_leaves(some), tree_leaves(among)
+    if [part.shape[1:] for part in parts] != [part.shape[1:] for part in others]:
         return 0
 
     def alike(one: Tensor, other: Tensor) -> bool:
         return not differ(one, other) if one.is_floating_point() else is_same(one, other)
 
-    wanted = list(zip(*among, strict=True))
-    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in zip(*some, strict=True))
+    wanted = list(zip(*others, strict=True))
+    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in zip(*parts, strict=True))
 
 
 def _changed(value: Any) -> Any:
@@ -137,10 +142,18 @@ def _changed(value: Any) -> Any:
     return changed if isinstance(value, Tensor) else changed.numpy()
 
 
-def _checked(parts: Any, count: int) -> Batch:
-    if not isinstance(parts, tuple | list) or len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
-        raise ValueError("dataset: an example must be a pair, an input and a target, that collate_fn makes tensors of")
+def _checked(batch: Any, count: int) -> Batch:
+    """A pair is (inputs, targets); of a tensor or of tensors by name all are inputs, which the loss is given too."""
+    is_pair = isinstance(batch, tuple | list)
+    inputs, targets = batch if is_pair and len(batch) == 2 else (None if is_pair else batch, None)
+    inputs, targets = as_tree(inputs), None if targets is None else as_tree(targets)
+    parts = tree_leaves(inputs) + ([] if targets is None else tree_leaves(targets))
+    if not all(isinstance(part, Tensor) for part in parts):
+        raise ValueError(
+            "dataset: an example must be a pair, an input and a target, or tensors by name, that collate_fn makes "
+            "tensors of"
+        )
     if any(part.dim() == 0 or len(part) != count for part in parts):
         shapes = " and ".join(str(tuple(part.shape)) for part in parts)
         raise ValueError(f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}")
-    return parts[0], parts[1]
+    return inputs, targets

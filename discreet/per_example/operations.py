@@ -46,7 +46,8 @@ class Call:
 
     def dims(self, wide: int, place: int, *names: str, default: Any = None) -> list[int]:
         """Dimensions of a tensor of `wide` of them."""
-        found = list(leaves(self.argument(place, *(names or ("dim",)), default=default)))
+        given = self.args[place:] if self.name in ("flip", "count_nonzero") else self.args[place : place + 1]
+        found = list(leaves(given or self.argument(place, *(names or ("dim",)), default=default)))
         if not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in found):
             raise Unserved(f"{self.name} without dimensions that are numbers")
         return [dim % max(wide, 1) for dim in found]
@@ -76,6 +77,8 @@ class Call:
         if len(found) != 1:
             return self.mixes("pairs examples with each other")
         ((name, before, after),) = found
+        if any(list(names).count(name) > 1 for _, names in parts):
+            return self.mixes(BY_PLACE)
         if any(self.tags[id(part)] is None and name in names and part.shape[list(names).index(name)] != 1
                for part, names in parts):  # fmt: skip
             return self.mixes(BY_PLACE)
@@ -207,10 +210,6 @@ def cut(call: Call) -> Tag:
         found.append(Layout(layout.dim, before, layout.after) if whole else call.mixes("tears examples apart"))
         start += part.shape[dim]
     return found[0] if single else found
-
-
-def padded(call: Call) -> Tag:
-    return over_last(len(list(call.argument(1, "pad"))) // 2)(call)
 
 
 def one_hot(call: Call) -> Tag:
@@ -382,7 +381,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
      "upsample_bilinear2d upsample_bicubic2d pixel_shuffle pixel_unshuffle", over_last(2, least=1)),
     ("max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices upsample_nearest3d "
      "upsample_trilinear3d", over_last(3, least=1)),
-    ("pad", padded),
+    ("pad", lambda call: over_last(len(call.argument(1, "pad")) // 2)(call)),
     ("unfold", along(1, keeps=True)),
     ("im2col col2im channel_shuffle feature_dropout feature_alpha_dropout max_unpool2d max_unpool3d "
      "fractional_max_pool2d fractional_max_pool3d", rows),

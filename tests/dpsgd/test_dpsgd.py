@@ -16,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import TensorDataset
 
-from discreet.dpsgd.dpsgd import BatchError
+from discreet.dpsgd.dpsgd import DPSGD, BatchError
+from discreet.dpsgd.step_account import LoopPrivacy
 from discreet.ledger.budget import BudgetSpent
+from discreet.per_example.per_example import clipped_gradient_sum
 from tests.dpsgd.loops import BATCH, CLIP, COUNTED, NOISE, PAIRS, SIZE, Made, by_hand, private, run, sgd
 from tests.node.clients import linear, params_of
 
@@ -261,7 +263,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"target_epsilon": 0.0}, "target_epsilon must be finite and above 0"),
     ({"dataset": []}, "dataset must have an example"),
     ({"dataset": iter([1])}, "dataset must be map-style"),
-    ({"dataset": [{"input": 1}] * 30}, "an example must be a pair"),
+    ({"dataset": [{"input": "text"}] * 30}, "an example must be a pair"),
     ({"dataset": [(1.0, 2, 3)] * 30}, "an example must be a pair"),
     ({"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(1, 5), torch.zeros(1))}, "must have as many rows"),
 ]
@@ -302,3 +304,39 @@ def test_masks_come_again_with_the_loops_own_seed_and_leave_torchs_generator_alo
     torch.manual_seed(40)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(one, dropped_gradient(41))
+
+
+class Towers(nn.Module):
+    """Two inputs by name, and outputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(5, 3)
+
+    def forward(self, left: Tensor, right: Tensor, label: Tensor | None = None) -> dict[str, Tensor]:
+        scores = (self.left(left) * self.right(right)).sum(1)
+        return {"scores": scores, "loss": scores.mean()}
+
+
+def test_examples_by_name_go_to_the_model_and_the_loss_by_their_names() -> None:
+    draws = torch.Generator().manual_seed(6131)
+    rows = {"left": torch.randn(60, 4, generator=draws), "right": torch.randn(60, 5, generator=draws)}
+    rows["label"] = (rows["left"][:, 0] * rows["right"][:, 0] > 0).float()
+    dataset = [{name: values[row] for name, values in rows.items()} for row in range(60)]
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = Towers()
+
+    def loss(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs["scores"], batch["label"], reduction="none")
+
+    before = loss(model(**rows), rows).mean().item()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = LoopPrivacy(noise_multiplier=1e-3, seed=8)
+    loop = DPSGD(model, optimizer, dataset, batch_size=20, epochs=30, delta=1e-3, loss=loss, privacy=settings)
+    for inputs, targets in loop:
+        assert targets is None
+        loop.step(inputs, max_physical_batch=7)
+    assert loss(model(**rows), rows).mean().item() < 0.8 * before
+    with pytest.raises(ValueError, match="a mean over the batch"):
+        clipped_gradient_sum(model, rows, clip_norm=1.0, loss=lambda outputs, batch: outputs["loss"])

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,6 +138,11 @@ MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a mean over examples": lambda model, x: x - x.mean(0),
     "a softmax over examples": lambda model, x: x.softmax(0),
     "another example": lambda model, x: x + x.flip(0),
+    "another example beside": lambda model, x: x + x.flip(1, 0),
+    "a diagonal": lambda model, x: x + torch.einsum("bb->b", torch.cat([x, x], 1)[:, : len(x)]).unsqueeze(1),
+    "the whole by no dimension": lambda model, x: x - x.mean(dim=(), keepdim=True),
+    "a numpy index": lambda model, x: x + x[np.arange(len(x))[::-1].copy()],
+    "places as numbers": lambda model, x: x + torch.arange(x.size(0)).unsqueeze(1),
     "the first example": lambda model, x: x + x[:1],
     "a cumulative sum": lambda model, x: x.cumsum(0),
     "a product over examples": lambda model, x: (x @ x.t()).softmax(1) @ x,
