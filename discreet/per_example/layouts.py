@@ -10,7 +10,6 @@ not known, is a `Mixed`, with the words for it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,14 +136,18 @@ def place() -> str:
     return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> list[Any]:
     """The values in nested tuples, lists, slices and dictionaries."""
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from leaves(part)
-    elif isinstance(value, dict):
-        yield from leaves(tuple(value.values()))
-    elif isinstance(value, slice):
-        yield from leaves((value.start, value.stop, value.step))
-    else:
-        yield value
+    found: list[Any] = []
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, tuple | list):
+            waiting += reversed(each)
+        elif isinstance(each, dict):
+            waiting += reversed(each.values())
+        elif isinstance(each, slice):
+            waiting += (each.step, each.stop, each.start)
+        else:
+            found.append(each)
+    return found

@@ -91,6 +91,8 @@ def one_each(losses: Any, count: int) -> Tensor:
 
 def as_tree(values: Any) -> Tree:
     """Examples as tensors in tuples and dictionaries: mappings and dataclasses become dictionaries, lists tuples."""
+    if isinstance(values, Tensor):
+        return values
     if is_dataclass(values) and not isinstance(values, type):
         return {each.name: as_tree(getattr(values, each.name)) for each in fields(values)}
     if isinstance(values, Mapping):
@@ -100,7 +102,8 @@ def as_tree(values: Any) -> Tree:
 
 def count_of(*trees: Tree) -> int:
     """The number of examples. ValueError unless all tensors have as many rows."""
-    counts = {len(value) if value.dim() else 0 for value in tree_leaves(trees) if isinstance(value, Tensor)}
+    leaves = trees if all(isinstance(tree, Tensor) for tree in trees) else tree_leaves(trees)
+    counts = {len(value) if value.dim() else 0 for value in leaves if isinstance(value, Tensor)}
     if len(counts) != 1:
         raise ValueError(f"inputs and targets must be equally many, not {' and '.join(map(str, sorted(counts)))}")
     return counts.pop()

@@ -135,6 +135,9 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
     if count == 0 or not objective.slots:
         return Parts(parameters).total(), parameters[0].new_zeros(count, requires_grad=False)
     with torch.set_grad_enabled(False):
+        layers = perceptron(objective.model, inputs) if objective.has_known_gradient(targets) else None
+        if layers is not None:
+            return _summed(objective, [_by_hand(objective, layers, inputs, targets)], clip, count)
         reason = _tried(objective, inputs, targets)
         if not reason:
             try:
@@ -148,23 +151,24 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> str:
     """Tries a model and a loss that are new here, on made-up examples. The reason why it can't be watched, or ""."""
     model = objective.model
-    check_layers(model)
-    by_hand = perceptron(model, inputs) is not None
-    try_out(objective, inputs, targets, is_known=by_hand)
-    if by_hand:
-        return ""
     state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in model.modules()]
     held = _reasons.get(model)
-    if held is None or held[0] != (state, objective.slots.keys()):
+    is_new = held is None or held[0] != (state, objective.slots.keys())
+    if is_new:
+        check_layers(model)
+    try_out(objective, inputs, targets)
+    if is_new:
         held = _reasons[model] = ((state, objective.slots.keys()), _disagreement(model, inputs))
+    assert held is not None
     return held[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Gradients of some examples: their places in the batch, and terms of `rows` rows, which begin with theirs."""
+    """Gradients of some examples: their places in the batch, None for all, and terms of `rows` rows, which begin with
+    theirs."""
 
-    places: Tensor
+    places: Tensor | None
     rows: int
     terms: list[Term]
 
@@ -175,7 +179,7 @@ def _passes(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[_Part
     Raises:
       Unserved: too many groups.
     """
-    count, device = count_of(inputs), objective.parameters[0].device
+    count = count_of(inputs)
     rows = max(count, FEWEST)
     try:
         terms = one_pass(objective, _filled(inputs, rows), _filled(targets, rows))
@@ -186,14 +190,23 @@ def _passes(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[_Part
         for group in range(len(answers)):
             places = (groups == group).nonzero().squeeze(1)
             for inner in _passes(objective, rows_of(inputs, places), rows_of(targets, places)):
-                yield _Part(places[inner.places], inner.rows, inner.terms)
+                yield _Part(places if inner.places is None else places[inner.places], inner.rows, inner.terms)
         return
-    yield _Part(torch.arange(count, device=device), rows, terms)
+    yield _Part(None, rows, terms)
+
+
+def _by_hand(objective: Objective, layers: list[nn.Module], inputs: Tensor, targets: Tensor) -> _Part:
+    rows = max(len(inputs), FEWEST)
+    terms = perceptron_terms(layers, _filled(inputs, rows), _filled(targets, rows), slots=objective.slots)
+    return _Part(None, rows, combined(terms, objective.order))
 
 
 def _filled(tree: Tree, rows: int) -> Tree:
     """A batch with its last row again until there are so many: with fewer rows other kernels run, which round
     otherwise."""
+
+    if isinstance(tree, Tensor) and len(tree) >= rows:
+        return tree
 
     def filled(value: Any) -> Any:
         if not isinstance(value, Tensor) or len(value) >= rows:
@@ -215,18 +228,24 @@ def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> It
 
 
 def _summed(objective: Objective, parts: Iterable[_Part], clip: float, count: int) -> tuple[Tensor, Tensor]:
-    total, norms = None, objective.parameters[0].new_zeros(count, requires_grad=False)
+    total, norms = None, None
     for part in parts:
         terms, found = _finite(objective, part)
-        held = len(part.places)
+        held = count if part.places is None else len(part.places)
         weights = clip_factors(found, clip * LOSS_SCALE)
         if held < part.rows:
             weights[held:] = 0  # what fills up counts nothing
         total = total or Parts(objective.parameters)  # after the backward pass, whose memory the sum can have
         while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
             terms.pop().add_to(total, weights, 1 / LOSS_SCALE)
-        norms[part.places] = found[:held] * _UNSCALE
+        found = found[:held] * _UNSCALE
+        if part.places is None:
+            norms = found
+        else:
+            norms = found.new_zeros(count) if norms is None else norms
+            norms[part.places] = found
     assert total is not None
+    assert norms is not None
     return total.total(), norms
 
 
@@ -256,11 +275,6 @@ def one_pass(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
       Unserved: it can't be shown that each example goes through the model alone.
       Split: a branch of the forward asks for examples that answer alike.
     """
-    known = objective.has_known_gradient(targets)
-    layers = perceptron(objective.model, inputs) if known else None
-    if layers is not None:
-        terms = perceptron_terms(layers, inputs, targets, slots=objective.slots)
-        return combined(terms, objective.order)
     tape = Tape(objective.slots, count_of(inputs), objective.order)
     watch = Watch(tape, objective.model)
     watch.rows(inputs)
@@ -327,7 +341,7 @@ def _rows(objective: Objective, parts: Iterable[_Part]) -> list[Parts]:
     """The gradient of each example by itself."""
     found = [Parts(objective.parameters) for _ in range(FEWEST)]
     for part in parts:
-        for row, place in enumerate(part.places.tolist()):
+        for row, place in enumerate(range(FEWEST) if part.places is None else part.places.tolist()):
             chosen = objective.parameters[0].new_zeros(part.rows, requires_grad=False)
             chosen[row] = 1
             for term in part.terms:

@@ -103,11 +103,8 @@ def made_up(model: nn.Module, inputs: Tree, count: int) -> Tree:
     return tree_map(made, inputs)
 
 
-def try_out(objective: Objective, inputs: Tree, targets: Tree, *, is_known: bool) -> None:
+def try_out(objective: Objective, inputs: Tree, targets: Tree) -> None:
     """Tries a model, and with it a loss that is not Discreet's, once. Inputs give shapes and types alone.
-
-    Args:
-      is_known: whether the model is a perceptron, which is known to keep nothing.
 
     Raises:
       ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before;
@@ -117,14 +114,12 @@ def try_out(objective: Objective, inputs: Tree, targets: Tree, *, is_known: bool
     losses = _tried.get(model)
     ours = str(getattr(loss, "func", loss).__module__).startswith("discreet.")
     tries_loss = not ours and all(each() is not loss for each in losses or ())
-    if not tries_loss and (is_known or losses is not None):
+    if not tries_loss and losses is not None:
         return
     try:
         with torch.enable_grad():
             outputs, again, moved = two_passes(objective, made_up(model, inputs, 3))
     except CONFUSED:  # torch.func serves it, if anything does: each example goes through model and loss alone
-        if is_known:
-            raise
         return
     if moved:
         raise ValueError(writes(moved))

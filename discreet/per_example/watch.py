@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ from discreet.per_example.weights import WEIGHT_RULES, Operation, Weight, with_c
 RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
 
 PLACES, UNSEEN = "places", "unseen"
+_OF_MODULES = frozenset(nn.Module().__dict__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,13 @@ class Watch(TorchFunctionMode):
         self.tape, self.count = tape, tape.count
         self.inner: Any = None
         self.token = object()  # tags outlive a pass on the tensors of the caller
-        self.read: list[tuple[Tensor, int]] = []
+        self.read: list[tuple[ref[Tensor], int]] = []
         self.known: dict[int, Any] = {}
         self.model, self.modules = model, list(model.modules())
         self.held = self._state()
         for module in self.modules:
-            for held in (*module.__dict__.values(), *module._parameters.values(), *module._buffers.values()):
+            own = (value for name, value in module.__dict__.items() if name not in _OF_MODULES)
+            for held in (*own, *module._parameters.values(), *module._buffers.values()):
                 for value in (held,) if isinstance(held, Tensor) else held if isinstance(held, list | tuple) else ():
                     if isinstance(value, Tensor):
                         self.known[id(value)] = self._own(value)
@@ -133,7 +136,7 @@ class Watch(TorchFunctionMode):
         for value in tree_leaves(inputs):
             if isinstance(value, Tensor):
                 self.give(value, FIRST)
-                self.read.append((value, value._version))
+                self.read.append((ref(value), value._version))
 
     def check(self, outputs: Tensor) -> None:
         """Raises Unserved or ValueError unless a result, (n, ...), follows example by example.
@@ -149,7 +152,7 @@ class Watch(TorchFunctionMode):
             raise refusal(tag)
         if tag != FIRST or len(outputs) != self.count:
             raise Unserved("the outputs do not have the examples first")
-        if any(value._version != version for value, version in self.read):
+        if any(value._version != version for held, version in self.read if (value := held()) is not None):
             raise Unserved("a tensor that a layer has read is overwritten")
         _only_known_derivatives(outputs)
 
@@ -159,8 +162,9 @@ class Watch(TorchFunctionMode):
         named, name = kwargs or {}, name_of(func)
         if name in BANNED or named.get("out") is not None:
             raise Unserved(f"{name}{place()}")
-        given = [value for value in leaves((args, named)) if isinstance(value, Tensor)]
-        ran = Operation(self, func, name, args, named, given, [self.tag(value) for value in given])
+        flat = leaves((args, named))
+        given, counted = [value for value in flat if isinstance(value, Tensor)], any(type(v) is Count for v in flat)
+        ran = Operation(self, func, name, args, named, given, [self.tag(value) for value in given], counted)
         is_python = type(func) is FunctionType and func is not self.inner
         if not any(isinstance(tag, Layout | Answers | Mixed) or tag is PLACES for tag in ran.tags):
             return self._composite(func, types, ran) if is_python else self._constant(ran)
@@ -252,7 +256,7 @@ class Watch(TorchFunctionMode):
         before = len(self.tape.uses)
         result, tags = RULES[ran.name](ran)
         if len(self.tape.uses) > before:
-            self.read += [(value, value._version) for value in ran.tensors if ran.layout(value)]
+            self.read += [(ref(value), value._version) for value in ran.tensors if ran.layout(value)]
         drawn = ran.drawn or (ran.name in RECURRENT and bool(ran.args[5]))
         return self._given(result, tags, drawn=drawn)
 
@@ -261,9 +265,10 @@ class Watch(TorchFunctionMode):
         found = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         for value, tag in zip(found, tags if isinstance(tags, list) else [tags] * len(found), strict=True):
             if isinstance(tag, Layout):
-                size = tag.before * self.count * tag.after
-                fits = value.dim() > tag.dim and value.shape[tag.dim] == size
-                tag = replace(tag, drawn=drawn) if fits else Mixed("a result has other dimensions than were expected")
+                if value.dim() <= tag.dim or value.shape[tag.dim] != tag.before * self.count * tag.after:
+                    tag = Mixed("a result has other dimensions than were expected")
+                elif drawn:
+                    tag = replace(tag, drawn=True)
             self.give(value, placed(tag) if isinstance(tag, Mixed) else tag)
         return result
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discreet.per_example.convolution import Geometry, built, weight_term
 from discreet.per_example.functions import DRAWING
-from discreet.per_example.layouts import CONSTANT, FIRST, Count, Layout, Mixed, Unserved, leaves, place
+from discreet.per_example.layouts import CONSTANT, FIRST, Layout, Mixed, Unserved, leaves, place
 from discreet.per_example.operations import CHECKS, Call, einsum_names, matrix_names
 from discreet.per_example.terms import Lookup, Outer, Pair, Slot, Tape, Term
 
@@ -63,7 +63,12 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call of a function, before it runs. `tags`: what is known of its tensors."""
+    """A call of a function, before it runs.
+
+    Attributes:
+      tags: what is known of its tensors.
+      counted: whether an argument counts examples.
+    """
 
     watch: Watcher
     func: Any
@@ -72,6 +77,7 @@ class Operation:
     named: dict[str, Any]
     tensors: list[Tensor]
     tags: list[Any]
+    counted: bool
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         return self.args[place] if len(self.args) > place else self.named.get(name, default)
@@ -87,11 +93,6 @@ class Operation:
 
     def run(self) -> Any:
         return self.func(*self.args, **self.named)
-
-    @property
-    def counted(self) -> bool:
-        """True if an argument counts examples."""
-        return any(isinstance(value, Count) for value in leaves((self.args, self.named)))
 
     @property
     def drawn(self) -> bool:
@@ -248,13 +249,12 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
         geometry = _geometry(operation, weight.shape[2:], dims, turned=turned)
 
         def terms(grads: Tensor) -> list[Term]:
-            found: list[Term] = []
-            if added is not None:
-                found = added.terms(summed(layout, grads.flatten(2).sum(2)))
-            if held is None:
-                return found
             images, others = (grads, inputs) if turned else (inputs, grads)
             rows = others.movedim(1, -1).flatten(1, -2)
+            sums = grads.flatten(2).sum(2) if turned else rows.sum(1)
+            found = [] if added is None else added.terms(summed(layout, sums))
+            if held is None:
+                return found
             if layout == FIRST and held.slot is not None:
                 return [weight_term(held.slot, geometry, images, rows, operation.tape.order), *found]
             values = summed(layout, built(geometry, images, rows))

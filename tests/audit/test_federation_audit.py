@@ -42,8 +42,8 @@ def settings(*words: str) -> Settings:
 def test_a_configuration_as_overrides_is_read_back_without_what_would_leave_traces_elsewhere(tmp_path: Path) -> None:
     lists = ("statistics.of=[moments]", "normaliser.means=[0.5,1e-7]", "normaliser.deviations=[1,2]")
     account = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people")
-    config = settings(*lists, *account, "operations.metrics_port=9100", 'data.path="/it\'s a folder"')
-    off = ("evaluation.kind=none", "operations.metrics_port=null", "privacy.user.account=null")
+    config = settings(*lists, *account, 'data.path="/it\'s a folder"')
+    off = ("evaluation.kind=none", "privacy.user.account=null")
     wanted = settings(*lists, *account[1:], *off, "privacy.user.too_noisy=warn", 'data.path="/it\'s a folder"')
     assert load_config(words_of(described(config))) == wanted
 
