@@ -217,6 +217,24 @@ FAULTS = (
         "per_example/test_trial.py::test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name",
     ),
     Fault(
+        "a forward may mix examples",
+        "discreet.per_example.watch:Watch.check",
+        always(None),
+        "per_example/test_watch.py::test_what_a_hook_does_is_watched_too",
+    ),
+    Fault(
+        "a forward is not compared with what single examples give",
+        "discreet.per_example.per_example:_disagreement",
+        always(""),
+        "per_example/test_watch.py::test_what_is_not_known_is_not_watched",
+    ),
+    Fault(
+        "a function with a derivative of its own counts as known",
+        "discreet.per_example.watch:_only_known_derivatives",
+        always(None),
+        "per_example/test_watch.py::test_what_is_not_known_is_not_watched",
+    ),
+    Fault(
         "squares of norms are lost where they are too small for float32",
         "discreet.per_example.terms:mass",
         lambda _: lambda values, order: values.flatten(1).abs().pow(order).sum(1),

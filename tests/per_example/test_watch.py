@@ -220,6 +220,7 @@ UNKNOWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a shape for one number of examples": lambda model, x: x.view(5, 4),
     "a tensor from elsewhere": lambda model, x: x + ELSEWHERE,
     "a hook on a tensor": _hooked,
+    "its length as a number": lambda model, x: x / len(x),
     "numbers that are read": lambda model, x: x + torch.tensor(x.detach().numpy().mean()),
 }
 
