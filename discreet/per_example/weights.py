@@ -243,7 +243,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
         outputs = operation.func(*args, **operation.named)
         if layout.dim != 0:
             return outputs, Mixed(f"{operation.name} works along the examples", surely=True)
-        held, added = operation.weight(weight), operation.weight(bias)
+        held, added, order = operation.weight(weight), operation.weight(bias), operation.tape.order
         if turned and any(extra for extra in leaves(operation.argument(5, "output_padding", 0))):
             raise Unserved(f"{operation.name} with output_padding")
         geometry = _geometry(operation, weight.shape[2:], dims, turned=turned)
@@ -256,7 +256,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             if held is None:
                 return found
             if layout == FIRST and held.slot is not None:
-                return [weight_term(held.slot, geometry, images, rows, operation.tape.order), *found]
+                return [weight_term(held.slot, geometry, images, rows, order), *found]
             values = summed(layout, built(geometry, images, rows))
             values = values.view(*values.shape[:2], *geometry.kernel, -1).movedim(-1, 2)
             return [*held.terms(values), *found]
