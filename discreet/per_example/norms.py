@@ -114,7 +114,7 @@ def _prelu(operation: Operation) -> Ruled:
     layout, held = operation.layout(inputs), operation.weight(weight)
     if layout is None or operation.layout(weight):
         raise Unserved("prelu")
-    single = weight.numel() == 1
+    single, count = weight.numel() == 1, operation.watch.count
     outputs = operation.run()
     if not single and layout.dim != 0:
         return outputs, Mixed("prelu works along the examples", surely=True)
@@ -123,7 +123,7 @@ def _prelu(operation: Operation) -> Ruled:
         assert held is not None
         values = grads * inputs.clamp(max=0)
         if single:
-            return held.terms(layout.first(values).reshape(operation.watch.count, -1).sum(1, keepdim=True))
+            return held.terms(layout.first(values).reshape(count, -1).sum(1, keepdim=True))
         return held.terms(summed(layout, _channels(values)))
 
     operation.note(outputs, terms, held)

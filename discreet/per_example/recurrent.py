@@ -95,10 +95,11 @@ class _Cell:
     """One direction of one layer: its parameters, and its run over the steps of inputs (n, T, d)."""
 
     def __init__(self, operation: Operation, kind: str, parameters: Sequence[Tensor | None]) -> None:
-        self.operation, self.kind = operation, kind
-        self.to_gates, self.to_hidden, self.bias, self.hidden_bias = (*parameters, None, None)[:4]
+        self.kind, (self.to_gates, self.to_hidden, self.bias, self.hidden_bias) = kind, (*parameters, None, None)[:4]
+        self.own = [operation.weight(value) for value in (self.to_gates, self.bias)]
+        self.hidden = [operation.weight(value) for value in (self.to_hidden, self.hidden_bias)]
 
-    def run(self, inputs: Tensor, state: State, *, backwards: bool) -> tuple[Tensor, State]:
+    def run(self, operation: Operation, inputs: Tensor, state: State, *, backwards: bool) -> tuple[Tensor, State]:
         assert self.to_gates is not None
         assert self.to_hidden is not None
         gates = functional.linear(inputs, self.to_gates, self.bias)
@@ -113,12 +114,7 @@ class _Cell:
             state = _STEPS[self.kind](step, product if zero is None else product + zero, state)
             afters.append(state[0])
         before, after = (torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters))
-        self._note(inputs, gates, before, added)
-        return after, state
-
-    def _note(self, inputs: Tensor, gates: Tensor, before: Tensor, added: Tensor | None) -> None:
-        own = [self.operation.weight(value) for value in (self.to_gates, self.bias)]
-        hidden = [self.operation.weight(value) for value in (self.to_hidden, self.hidden_bias)]
+        own, hidden = self.own, self.hidden
 
         def of_hidden(grads: Tensor) -> list[Term]:
             return product_terms(hidden[0], hidden[1], before, grads)
@@ -127,9 +123,10 @@ class _Cell:
             terms = product_terms(own[0], own[1], inputs, grads) if any(own) else []
             return terms if added is not None or not any(hidden) else [*terms, *of_hidden(grads)]
 
-        self.operation.note(gates, of_both, *own, *([] if added is not None else hidden))
+        operation.note(gates, of_both, *own, *([] if added is not None else hidden))
         if added is not None:
-            self.operation.note(added, of_hidden, *hidden)
+            operation.note(added, of_hidden, *hidden)
+        return after, state
 
 
 def _layers(kind: str) -> Rule:
@@ -150,7 +147,7 @@ def _layers(kind: str) -> Rule:
             for way in range(ways):
                 place = layer * ways + way
                 cell = _Cell(operation, kind, parameters[place * each : (place + 1) * each])
-                after, end = cell.run(values, tuple(value[place] for value in starts), backwards=way == 1)
+                after, end = cell.run(operation, values, tuple(value[place] for value in starts), backwards=way == 1)
                 found.append(after)
                 ends.append(end)
             values = torch.cat(found, dim=2) if both else found[0]
@@ -167,7 +164,7 @@ def _single(kind: str) -> Rule:
         states: State = tuple(start) if kind == "lstm" else (start,)
         if any(operation.layout(value) != Layout(0) or value.dim() != 2 for value in (inputs, *states)):
             raise Unserved(f"{kind} of examples in another dimension")
-        _, end = _Cell(operation, kind, parameters).run(inputs.unsqueeze(1), states, backwards=False)
+        _, end = _Cell(operation, kind, parameters).run(operation, inputs.unsqueeze(1), states, backwards=False)
         return (end, [Layout(0)] * 2) if kind == "lstm" else (end[0], Layout(0))
 
     return rule
@@ -181,7 +178,7 @@ def _own(operation: Operation) -> Ruled:
     start = inputs.new_zeros(len(inputs), parameters[1].shape[1])
     to_gates, to_hidden, bias = parameters
     cell = _Cell(operation, "lstm", [to_gates, to_hidden, bias])
-    return cell.run(inputs, (start, start), backwards=False)[0], layout
+    return cell.run(operation, inputs, (start, start), backwards=False)[0], layout
 
 
 RECURRENT_RULES: dict[str, Rule] = {

@@ -372,6 +372,7 @@ def _derived(watch: Watch, value: Tensor, ran: Operation) -> Weight:
     """A value that follows from parameters alone: its gradients are led back to them, example by example."""
     weights = [tag for tag in ran.tags if isinstance(tag, Weight)]
     roots = list({id(root): root for weight in weights for root in weight.roots}.values())
+    tags = [watch.tag(root) for root in roots]
     if ran.name == "embedding" and weights[0].slot is not None:
         return weights[0].looked_up(ran.args[1], ran.argument(2, "padding_idx", -1))
 
@@ -379,7 +380,7 @@ def _derived(watch: Watch, value: Tensor, ran: Operation) -> Weight:
         found = torch.autograd.grad(
             value, roots, grads, is_grads_batched=True, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        return [term for root, part in zip(roots, found, strict=True) for term in watch.tag(root).terms(part)]
+        return [term for own, part in zip(tags, found, strict=True) for term in own.terms(part)]
 
     return Weight(None, terms, tuple(roots))
 
