@@ -114,7 +114,9 @@ def test_a_tune_that_is_ended_leaves_no_process_and_chooses_nothing(tmp_path: Pa
     said, errors = process.communicate(timeout=RUN_SECONDS)
     assert (process.returncode, errors) == (143, "")
     assert marked(mark) == []
-    assert said.splitlines()[-1].startswith("interrupted (ended by SIGTERM); nothing was chosen")
+    last = said.splitlines()[-1]
+    assert last.startswith("interrupted (ended by SIGTERM); to go on: discreet tune --resume --output ")
+    assert last.endswith("; until then nothing is chosen")
     assert not (output / "chosen").exists()
     (status,) = [read_status(RunFolder(path)) for path in (output / "trials").iterdir()]
     assert status is not None

@@ -100,5 +100,5 @@ def test_a_sweep_of_several_runs_at_a_time_that_is_ended_leaves_no_process(
     for folder in folders:
         check_interrupted(folder, f"ended by {number.name}")
     assert not (sweep / "2").exists()
-    go_on = f"discreet simulate --multirun --jobs 2 resume=true hydra.sweep.dir={sweep}"
+    go_on = f"discreet simulate --multirun resume=true hydra.sweep.dir={sweep} --jobs 2"
     assert said.splitlines()[-1] == f"interrupted (ended by {number.name}); to go on: {go_on}"
