@@ -46,3 +46,15 @@ def name_of(func: Any) -> str:
         return name
     bare = name.strip("_") + ("_" if name.endswith("_") and not name.startswith("__") else "")
     return _ALIASES.get(bare, bare)
+
+
+def called_inside(mode: Any, func: Any, types: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Calls a function of PyTorch that is written in Python, with a mode on for what it calls. `mode.inner` is the
+    function meanwhile, so that the mode takes it for one that is not written in Python if it calls itself."""
+    assert redispatch is not None
+    before, mode.inner = mode.inner, func
+    try:
+        with mode:
+            return redispatch(func, types, args, named)
+    finally:
+        mode.inner = before

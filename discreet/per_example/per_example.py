@@ -204,7 +204,6 @@ def _by_hand(objective: Objective, layers: list[nn.Module], inputs: Tensor, targ
 def _filled(tree: Tree, rows: int) -> Tree:
     """A batch with its last row again until there are so many: with fewer rows other kernels run, which round
     otherwise."""
-
     if isinstance(tree, Tensor) and len(tree) >= rows:
         return tree
 

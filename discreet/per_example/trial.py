@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, redispatch
+from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside, redispatch
 from discreet.per_example.objective import Loss, Objective, Tree
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
@@ -70,12 +70,7 @@ class Undrawn(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         named, name = kwargs or {}, getattr(func, "__name__", "")
         if type(func) is FunctionType and func is not self.inner and redispatch is not None:
-            before, self.inner = self.inner, func
-            try:
-                with self:
-                    return redispatch(func, types, args, named)
-            finally:
-                self.inner = before
+            return called_inside(self, func, types, args, named)
         if name == "scaled_dot_product_attention":
             args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
             named = {key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4}
@@ -174,16 +169,17 @@ def writes(name: str) -> str:
 
 def state_of(model: nn.Module) -> State:
     """The parameters and buffers of a model, as they are."""
-    return {name: (value, value._version, value.detach().clone()) for name, value in _named(model).items()}
+    return {name: (value, value._version, value.detach().clone()) for name, value in tensors_of(model).items()}
 
 
-def _named(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Its parameters and buffers by all their names."""
     return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
 def moved_since(model: nn.Module, before: State) -> list[str]:
     """The names of parameters and buffers that were written, replaced, added or taken away."""
-    now = _named(model)
+    now = tensors_of(model)
     kept = {
         name
         for name, (value, version, copy) in before.items()

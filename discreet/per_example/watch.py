@@ -47,6 +47,7 @@ from discreet.per_example.functions import (
     SHAPING,
     SIZES,
     WHOLE,
+    called_inside,
     name_of,
     redispatch,
 )
@@ -55,7 +56,7 @@ from discreet.per_example.norms import NORM_RULES
 from discreet.per_example.operations import CHECKS, Call, picked
 from discreet.per_example.recurrent import RECURRENT_RULES
 from discreet.per_example.terms import Rows, Tape, Term
-from discreet.per_example.trial import writes
+from discreet.per_example.trial import tensors_of, writes
 from discreet.per_example.weights import WEIGHT_RULES, Operation, Weight, with_copies
 
 RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
@@ -109,14 +110,11 @@ class Watch(TorchFunctionMode):
 
     def _state(self) -> list[tuple[Tensor, int]]:
         """The parameters and buffers of the model, and how often each was written."""
-        held = (module._parameters.values() for module in self.modules), (m._buffers.values() for m in self.modules)
-        return [(value, value._version) for part in held for group in part for value in group if value is not None]
+        groups = (group for module in self.modules for group in (module._parameters, module._buffers))
+        return [(value, value._version) for group in groups for value in group.values() if value is not None]
 
     def _name(self, is_it: Callable[[Tensor], bool]) -> str:
-        named = [
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(remove_duplicate=False),
-        ]
+        named = tensors_of(self.model).items()
         return next((name for name, value in named if is_it(value)), "its parameters or buffers")
 
     def tag(self, value: Tensor) -> Any:
@@ -180,12 +178,7 @@ class Watch(TorchFunctionMode):
         """Calls a function of PyTorch that is written in Python, and watches what it calls."""
         if redispatch is None:
             raise Unserved(f"{ran.name}{place()}")
-        before, self.inner = self.inner, func
-        try:
-            with self:
-                return redispatch(func, types, ran.args, ran.named)
-        finally:
-            self.inner = before
+        return called_inside(self, func, types, ran.args, ran.named)
 
     def _constant(self, ran: Operation) -> Any:
         """Calls a function that reads nothing of the examples."""
@@ -230,18 +223,22 @@ class Watch(TorchFunctionMode):
         if len(counts) != 1 or ran.named or tag is UNSEEN or (spot >= more and value.shape[spot - more] != 1):
             raise Unserved(f"{ran.name} counts examples{place()}")
         if isinstance(tag, Weight):
-            one = value.squeeze(spot - more) if spot >= more else value
-            copies, ones = self.copies(one, tag.reshaped(value.shape)), [1] * (more - spot - 1)
-            value = copies.movedim(0, spot - more) if spot >= more else copies.reshape(self.count, *ones, *one.shape)
+            value = self.copies(value, tag, place=spot - more)
             sizes[spot] = 1 if ran.name in ("repeat", "tile") else self.count
         result: Tensor = getattr(value, ran.name)(*sizes)
         return self.give(result, Layout(spot))
 
-    def copies(self, value: Tensor, weight: Weight) -> Tensor:
-        """A copy of a parameter for each example, (n, ...), whose gradients are those of the parameter by example."""
-        copies = value.detach().expand(self.count, *value.shape).requires_grad_()
-        self.tape.add(copies, weight.terms)
-        return copies
+    def copies(self, value: Tensor, weight: Weight, *, place: int = -1) -> Tensor:
+        """A copy of a parameter for each example, whose gradients are those of the parameter by example.
+
+        `place`: of the examples among the dimensions of the value, which has size 1 there; or before them if it is
+        negative: -1 directly, -2 with a dimension of size 1 between, and so on.
+        """
+        one = value.squeeze(place) if place >= 0 else value
+        copies = one.detach().expand(self.count, *one.shape).requires_grad_()
+        self.tape.add(copies, weight.reshaped(value.shape).terms)
+        ones = [1] * (-place - 1)
+        return copies.movedim(0, place) if place >= 0 else copies.reshape(self.count, *ones, *one.shape)
 
     def _size(self, ran: Operation, layout: Layout) -> Any:
         value = ran.tensors[0]

@@ -58,7 +58,7 @@ class Watcher(Protocol):
 
     def tag(self, value: Tensor) -> Any: ...
     def give(self, value: Tensor, tag: Any) -> Tensor: ...
-    def copies(self, value: Tensor, weight: Weight) -> Tensor: ...
+    def copies(self, value: Tensor, weight: Weight, *, place: int = -1) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,11 +360,9 @@ def with_copies(ran: Operation) -> Operation:
         spot = layout.dim - wide + value.dim()  # where the examples would be in the parameter
         if spot >= 0 and value.shape[spot] != 1:
             raise Unserved(f"{ran.name} of a parameter by the place of an example{place()}")
-        one = value.squeeze(spot) if spot >= 0 else value
-        copies = watch.copies(one, weight.reshaped(value.shape))
+        spread, dim = watch.copies(value, weight, place=spot), max(spot, 0)
         if (layout.before, layout.after) != (1, 1):
-            copies = copies[None, :, None].expand(layout.before, -1, layout.after, *one.shape).flatten(0, 2)
-        spread = copies.movedim(0, spot) if spot > 0 else copies.reshape(-1, *[1] * (-spot - 1), *one.shape)
+            spread = torch.cat([spread.repeat_interleave(layout.after, dim)] * layout.before, dim)
         return watch.give(spread, layout.at(layout.dim - wide + spread.dim()))
 
     args, named = tuple(map(beside, ran.args)), {key: beside(value) for key, value in ran.named.items()}

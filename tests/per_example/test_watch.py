@@ -264,6 +264,10 @@ SERVED: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a loop over positions": lambda model, x: torch.stack([x[:, place] * place for place in range(4)], dim=1),
     "steps first": _steps_first,
     "examples and positions in one dimension": _in_one_dimension,
+    "a scale for examples and positions in one dimension": lambda model, x: (
+        x.repeat(1, 3).view(-1, 4) * model.scale.exp()
+    ).view(-1, 12)[:, 3:7],
+    "a scale for two batches in one": lambda model, x: sum((torch.cat([x, x.tanh()]) * model.scale).chunk(2)),
     "two towers in one batch": _two_towers,
     "a place of its own": lambda model, x: x + x[torch.arange(x.size(0)), x.argmax(1)].unsqueeze(1),
     "zeros that are written": lambda model, x: _written(x),
