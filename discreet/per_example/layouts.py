@@ -52,8 +52,12 @@ class Layout:
         return values.reshape(shape).movedim(self.dim + 1, 0)
 
 
+Tag = Any  # a Layout or a Mixed, or a list of them for several results
 FIRST = Layout(0)
 CONSTANT = "constant"  # known of what follows from no example and no trainable parameter
+PLACES = "places"  # known of the numbers of the examples
+UNSEEN = Mixed("a tensor that comes from elsewhere")
+BY_PLACE = "reads something by the place of an example in the batch"
 _HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 

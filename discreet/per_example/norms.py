@@ -9,39 +9,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from discreet.per_example.calls import Call
 from discreet.per_example.layouts import Mixed, Unserved
 from discreet.per_example.terms import Term
-from discreet.per_example.weights import Operation, Rule, Ruled, summed
+from discreet.per_example.weights import Rule, Ruled, summed
 
 Gather = Callable[[Tensor], Tensor]
 
 
-def _scaled(
-    ran: Operation, outputs: Tensor, scales: tuple[Any, Any], normal: Callable[[], Tensor], gather: Gather
-) -> None:
+def _scaled(call: Call, outputs: Tensor, scales: tuple[Any, Any], normal: Callable[[], Tensor], gather: Gather) -> None:
     """Notes outputs = normal() * weight + bias. `gather`: sums the positions at which an example uses an entry."""
-    held, added = map(ran.weight, scales)
+    held, added = map(call.weight, scales)
 
     def terms(grads: Tensor) -> list[Term]:
         found = [] if held is None else held.terms(gather(grads * normal()))
         return found if added is None else [*found, *added.terms(gather(grads))]
 
-    ran.note(outputs, terms, held, added)
+    call.note(outputs, terms, held, added)
 
 
-def _layer_norm(operation: Operation) -> Ruled:
-    inputs, shape, weight = (operation.argument(at, name) for at, name in enumerate(("input", "shape", "weight")))
-    whole = operation.name == "layer_norm"
-    bias, eps = (operation.argument(3, "bias"), operation.argument(4, "eps", 1e-5)) if whole else (None, 0.0)
-    layout, dims = operation.layout(inputs), len(list(shape))
-    if layout is None or operation.layout(weight):
-        raise Unserved(operation.name)
+def _layer_norm(call: Call) -> Ruled:
+    inputs, shape, weight = (call.argument(at, name) for at, name in enumerate(("input", "shape", "weight")))
+    whole = call.name == "layer_norm"
+    bias, eps = (call.argument(3, "bias"), call.argument(4, "eps", default=1e-5)) if whole else (None, 0.0)
+    layout, dims = call.layout(inputs), len(list(shape))
+    if layout is None or call.layout(weight):
+        raise Unserved(call.name)
     if layout.dim >= inputs.dim() - dims:
-        return operation.run(), Mixed(f"{operation.name} works along the examples", surely=True)
+        return call.run(), Mixed(f"{call.name} works along the examples", surely=True)
     if whole:
         normal = functional.layer_norm(inputs, list(shape), eps=eps)
     else:
-        normal = functional.rms_norm(inputs, list(shape), eps=operation.argument(3, "eps"))
+        normal = functional.rms_norm(inputs, list(shape), eps=call.argument(3, "eps"))
     outputs = normal
     if weight is not None:  # by itself: the gradient needs what comes before
         outputs = normal * weight if bias is None else torch.addcmul(bias, normal, weight)
@@ -51,7 +50,7 @@ def _layer_norm(operation: Operation) -> Ruled:
         positions = tuple(range(1, values.dim() - dims))
         return values.sum(positions) if positions else values
 
-    _scaled(operation, outputs, (weight, bias), lambda: normal, gather)
+    _scaled(call, outputs, (weight, bias), lambda: normal, gather)
     return outputs, layout
 
 
@@ -60,21 +59,21 @@ def _channels(values: Tensor) -> Tensor:
     return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
 
 
-def _group_norm(operation: Operation) -> Ruled:
+def _group_norm(call: Call) -> Ruled:
     """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
     a second time."""
     inputs, groups, weight, bias = (
-        operation.argument(at, name) for at, name in enumerate(("input", "num_groups", "weight", "bias"))
+        call.argument(at, name) for at, name in enumerate(("input", "num_groups", "weight", "bias"))
     )
-    layout = operation.layout(inputs)
-    if layout is None or layout.dim != 0 or operation.layout(weight):
-        raise Unserved(operation.name)
+    layout = call.layout(inputs)
+    if layout is None or layout.dim != 0 or call.layout(weight):
+        raise Unserved(call.name)
     count, channels = inputs.shape[:2]
     last = inputs.dim() == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=torch.channels_last)
     inputs = inputs if last else inputs.contiguous()
-    positions, eps = inputs[0, 0].numel(), operation.argument(4, "eps", 1e-5)
+    positions, eps = inputs[0, 0].numel(), call.argument(4, "eps", default=1e-5)
     outputs, mean, scale = torch.native_group_norm(inputs, weight, bias, count, channels, positions, groups, eps)
-    held, added = operation.weight(weight), operation.weight(bias)
+    held, added = call.weight(weight), call.weight(bias)
 
     def terms(grads: Tensor) -> list[Term]:
         sums = _channels(grads)
@@ -85,37 +84,37 @@ def _group_norm(operation: Operation) -> Ruled:
         rows = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(count, channels)
         return [*held.terms(summed(layout, rows)), *found]
 
-    operation.note(outputs, terms, held, added)
+    call.note(outputs, terms, held, added)
     return outputs, layout
 
 
-def _channel_norm(operation: Operation) -> Ruled:
+def _channel_norm(call: Call) -> Ruled:
     """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
     names = ("input", "weight", "bias", "running_mean", "running_var", "training")
-    inputs, weight, bias, mean, variance, training = (operation.argument(at, name) for at, name in enumerate(names))
-    eps, batch, layout = operation.argument(7, "eps"), operation.name == "batch_norm", operation.layout(inputs)
-    if layout is None or layout.dim != 0 or operation.layout(weight):
-        raise Unserved(operation.name)
+    inputs, weight, bias, mean, variance, training = (call.argument(at, name) for at, name in enumerate(names))
+    eps, batch, layout = call.argument(7, "eps"), call.name == "batch_norm", call.layout(inputs)
+    if layout is None or layout.dim != 0 or call.layout(weight):
+        raise Unserved(call.name)
     if training and (batch or mean is not None):
-        return operation.run(), Mixed(f"{operation.name} in training mode", surely=True)
+        return call.run(), Mixed(f"{call.name} in training mode", surely=True)
     run = functional.batch_norm if batch else functional.instance_norm
 
     def normal() -> Tensor:
         more = {} if batch else {"use_input_stats": training}
         return run(inputs, mean, variance, eps=eps, **more)
 
-    outputs = operation.run()
-    _scaled(operation, outputs, (weight, bias), normal, lambda values: summed(layout, _channels(values)))
+    outputs = call.run()
+    _scaled(call, outputs, (weight, bias), normal, lambda values: summed(layout, _channels(values)))
     return outputs, layout
 
 
-def _prelu(operation: Operation) -> Ruled:
-    inputs, weight = operation.args
-    layout, held = operation.layout(inputs), operation.weight(weight)
-    if layout is None or operation.layout(weight):
+def _prelu(call: Call) -> Ruled:
+    inputs, weight = call.args
+    layout, held = call.layout(inputs), call.weight(weight)
+    if layout is None or call.layout(weight):
         raise Unserved("prelu")
-    single, count = weight.numel() == 1, operation.watch.count
-    outputs = operation.run()
+    single, count = weight.numel() == 1, call.count
+    outputs = call.run()
     if not single and layout.dim != 0:
         return outputs, Mixed("prelu works along the examples", surely=True)
 
@@ -126,7 +125,7 @@ def _prelu(operation: Operation) -> Ruled:
             return held.terms(layout.first(values).reshape(count, -1).sum(1, keepdim=True))
         return held.terms(summed(layout, _channels(values)))
 
-    operation.note(outputs, terms, held)
+    call.note(outputs, terms, held)
     return outputs, layout
 
 

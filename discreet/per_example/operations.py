@@ -7,83 +7,16 @@ look the same to all of them. An operation that is not in the table is not known
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.per_example.layouts import Count, Layout, Mixed, Unserved, leaves
-
-Tag = Any  # a Layout or a Mixed, or a list of them for several results
-Names = Sequence[object]
-BY_PLACE = "reads something by the place of an example in the batch"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One operation that ran on tensors of the examples.
-
-    Attributes:
-      tags: of its tensors, by identity: a Layout, or None for one that does not follow from the examples.
-      count: n.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    named: Mapping[str, Any]
-    result: Any
-    tags: Mapping[int, Layout | None]
-    count: int
-
-    def argument(self, place: int, *names: str, default: Any = None) -> Any:
-        """An argument by its place or by one of its names."""
-        if len(self.args) > place:
-            return self.args[place]
-        return next((self.named[name] for name in names if name in self.named), default)
-
-    def dims(self, wide: int, place: int, *names: str, default: Any = None) -> list[int]:
-        """Dimensions of a tensor of `wide` of them."""
-        given = self.args[place:] if self.name in ("flip", "count_nonzero") else self.args[place : place + 1]
-        found = list(leaves(given or self.argument(place, *(names or ("dim",)), default=default)))
-        if not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in found):
-            raise Unserved(f"{self.name} without dimensions that are numbers")
-        return [dim % max(wide, 1) for dim in found]
-
-    def tensors(self) -> list[Tensor]:
-        return [value for value in leaves((self.args, self.named)) if isinstance(value, Tensor)]
-
-    @property
-    def one(self) -> tuple[Tensor, Layout]:
-        """The first tensor, if it alone follows from the examples."""
-        first, *others = self.tensors()
-        layout = self.tags[id(first)]
-        if layout is None or any(self.tags[id(value)] is not None for value in others):
-            raise Unserved(f"{self.name} of several tensors")
-        return first, layout
-
-    def mixes(self, why: str = "works along the examples") -> Mixed:
-        return Mixed(f"{self.name} {why}", surely=True)
-
-    def follows(self, parts: Sequence[tuple[Tensor, Names]], result: Names) -> Tag:
-        """The layout of the result, by the names of the dimensions of each tensor and of the result."""
-        found = {
-            (names[layout.dim], layout.before, layout.after)
-            for part, names in parts
-            if (layout := self.tags[id(part)]) is not None
-        }
-        if len(found) != 1:
-            return self.mixes("pairs examples with each other")
-        ((name, before, after),) = found
-        if any(list(names).count(name) > 1 for _, names in parts):
-            return self.mixes(BY_PLACE)
-        if any(self.tags[id(part)] is None and name in names and part.shape[list(names).index(name)] != 1
-               for part, names in parts):  # fmt: skip
-            return self.mixes(BY_PLACE)
-        return Layout(list(result).index(name), before, after) if name in result else self.mixes()
-
+from discreet.per_example.calls import Call, Names
+from discreet.per_example.layouts import BY_PLACE, Count, Layout, Mixed, Tag, Unserved, leaves
 
 Check = Callable[[Call], Tag]
 
@@ -100,7 +33,9 @@ def _aligned(value: Tensor, wide: int) -> list[object]:
 
 def elementwise(call: Call) -> Tag:
     wide = call.result.dim()
-    return call.follows([(value, _aligned(value, wide)) for value in call.tensors()], list(range(wide)))
+    if len(call.tensors) == 1 and call.tensors[0].dim() == wide:
+        return call.tags[0]
+    return call.follows([(value, _aligned(value, wide)) for value in call.tensors], list(range(wide)))
 
 
 def along(place: int, default: Any = None, *, keeps: bool | None = None) -> Check:
@@ -136,7 +71,7 @@ def over_last(dims: int, least: int = 0) -> Check:
 
 def rows(call: Call) -> Tag:
     """Of tensors that have the examples, and nothing else, in the first dimension."""
-    names = [(value, ["rows", *((place, id(value)) for place in range(1, value.dim()))]) for value in call.tensors()]
+    names = [(value, ["rows", *((place, id(value)) for place in range(1, value.dim()))]) for value in call.tensors]
     found = call.follows(names, ["rows"])
     return found if isinstance(call.result, Tensor) else [found] * len(call.result)
 
@@ -154,13 +89,21 @@ def shaped(call: Call) -> Tag:
 
 
 def permuted(call: Call) -> Tag:
-    """Dimensions in another order: a tensor whose sizes tell them apart shows which."""
+    """Dimensions in another order."""
     value, layout = call.one
-    probe = torch.empty([2 + dim for dim in range(value.dim())], device="meta")
-    method = getattr(Tensor, call.name, None)
-    more = {name: given for name, given in call.named.items() if name not in ("input", "self")}
-    moved = method(probe, *call.args[1:], **more) if callable(method) else getattr(probe, call.name)
-    return layout.at(list(moved.shape).index(2 + layout.dim))
+    named = {name: given for name, given in call.named.items() if name not in ("input", "self")}
+    given = (tuple(each) if isinstance(each, list) else each for each in (*call.args[1:], *named.values()))
+    return layout.at(_order(call.name, value.dim(), tuple(given), tuple(named)).index(layout.dim))
+
+
+@lru_cache(maxsize=1024)
+def _order(name: str, wide: int, given: tuple[Any, ...], names: tuple[str, ...]) -> list[int]:
+    """The dimensions of a tensor of `wide` of them in their new order: sizes that tell them apart show it."""
+    probe, more = torch.empty(list(range(2, 2 + wide)), device="meta"), given[len(given) - len(names) :]
+    method = getattr(Tensor, name, None)
+    args = given[: len(given) - len(names)]
+    moved = method(probe, *args, **dict(zip(names, more, strict=True))) if callable(method) else getattr(probe, name)
+    return [size - 2 for size in moved.shape]
 
 
 def repeated(call: Call) -> Tag:
@@ -185,9 +128,9 @@ def interleaved(call: Call) -> Tag:
 
 def joined(call: Call) -> Tag:
     """cat and stack. Batches one behind the other along the examples are one batch with more before each example."""
-    parts = [part for part in call.tensors() if part.shape != (0,)]  # which cat leaves out
+    parts = [part for part in call.tensors if part.shape != (0,)]  # which cat leaves out
     (dim,) = call.dims(call.result.dim(), 1, "dim", "axis", default=0)
-    layouts = [call.tags[id(part)] for part in parts]
+    layouts = [call.layout(part) for part in parts]
     if any(layout is None for layout in layouts):
         return call.mixes(BY_PLACE)
     if call.name == "cat" and {(layout.dim, layout.after) for layout in layouts if layout} == {(dim, layouts[0].after)}:  # type: ignore[union-attr]
@@ -225,7 +168,7 @@ def matrix_names(left: int, right: int) -> tuple[str, str, str]:
 
 
 def matmul(call: Call) -> Tag:
-    *extra, left, right = call.tensors()  # addmm and baddbmm have a summand first
+    *extra, left, right = call.tensors  # addmm and baddbmm have a summand first
     one, other, result = matrix_names(left.dim(), right.dim())
     sums = [(value, result[len(result) - value.dim() :]) for value in extra]
     return call.follows([(left, one), (right, other), *sums], result)
@@ -241,7 +184,7 @@ def einsum_names(equation: str) -> tuple[list[str], str]:
 
 def einsum(call: Call) -> Tag:
     names, result = einsum_names(call.args[0])
-    return call.follows(list(zip(call.tensors(), names, strict=True)), result)
+    return call.follows(list(zip(call.tensors, names, strict=True)), result)
 
 
 def attention(call: Call) -> Tag:
@@ -256,27 +199,27 @@ def pairs(place: int | None, default: int) -> Check:
     """A number for each pair of vectors along one dimension, which is named at this place."""
 
     def check(call: Call) -> Tag:
-        wide = max(value.dim() for value in call.tensors())
+        wide = max(value.dim() for value in call.tensors)
         (dim,) = [default % wide] if place is None else call.dims(wide, place, default=default)
         kept = call.result.dim() == wide
         names = [(each, "works") if each == dim else each for each in range(wide) if kept or each != dim]
-        return call.follows([(value, _aligned(value, wide)) for value in call.tensors()], names)
+        return call.follows([(value, _aligned(value, wide)) for value in call.tensors], names)
 
     return check
 
 
 def gathered(call: Call) -> Tag:
     """gather, scatter, take_along_dim and index_select: places within each example."""
-    first = call.tensors()[0]
+    first = call.tensors[0]
     (dim,) = call.dims(first.dim(), 2 if call.name == "take_along_dim" else 1)
     if call.name == "index_select":
         return along(1, keeps=True)(call)
-    if any(value.dim() != first.dim() for value in call.tensors()):
+    if any(value.dim() != first.dim() for value in call.tensors):
         raise Unserved(f"{call.name} of tensors of other dimensions")
-    if any(call.tags[id(value)] is None for value in call.tensors()):
+    if any(call.layout(value) is None for value in call.tensors):
         return call.mixes(BY_PLACE)
     names = [(each, "works") if each == dim else each for each in _own(first)]
-    return call.follows([(value, _own(first)) for value in call.tensors()], names)
+    return call.follows([(value, _own(first)) for value in call.tensors], names)
 
 
 def loss(call: Call) -> Tag:
@@ -289,10 +232,10 @@ def loss(call: Call) -> Tag:
     return call.follows([(given, _own(given)), (wanted, own)], own if call.result.dim() == len(own) else _own(given))
 
 
-def picked(call: Call, places: set[int]) -> Tag:
-    """Part of a tensor by an index. `places`: the tensors in it that are the numbers of the examples, in order."""
+def picked(call: Call) -> Tag:
+    """Part of a tensor by an index, in which there may be the numbers of the examples."""
     value, index = call.args[0], _whole_index(*call.args)
-    layout, spots = call.tags.get(id(value)), [place for place, part in enumerate(index) if isinstance(part, Tensor)]
+    layout, spots = call.layout(value), [place for place, part in enumerate(index) if isinstance(part, Tensor)]
     apart = (
         spots != list(range(spots[0], spots[-1] + 1)) or any(isinstance(part, int) for part in index)
         if spots
@@ -310,8 +253,8 @@ def picked(call: Call, places: set[int]) -> Tag:
             own = [("index", each) for each in range(wide - part.dim(), wide)]
             result += [("index", each) for each in range(wide)] if place == spots[0] else []
             # With its own number for each example the dimension of the examples is that of the numbers.
-            names.append(own[0] if id(part) in places and layout == Layout(dim) else dim)
-            parts += [(part, own)] if id(part) in call.tags and id(part) not in places else []
+            names.append(own[0] if id(part) in call.places and layout == Layout(dim) else dim)
+            parts += [(part, own)] if id(part) not in call.places else []
         elif part is None:
             result.append(("new", place))
         else:
@@ -321,7 +264,7 @@ def picked(call: Call, places: set[int]) -> Tag:
             if any(isinstance(each, Count) for each in leaves(part)):
                 return call.mixes("counts examples")
             result += [dim if part == slice(None) else (dim, "part")] if isinstance(part, slice) else []
-    if any(id(index[place]) in places for place in spots) and not any(isinstance(name, tuple) for name in names):
+    if any(id(index[place]) in call.places for place in spots) and not any(isinstance(name, tuple) for name in names):
         return call.mixes(BY_PLACE)
     return call.follows([(value, names), *parts], result)
 
@@ -387,6 +330,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
      "fractional_max_pool2d fractional_max_pool3d", rows),
     ("matmul mm bmm mv dot addmm addmv baddbmm", matmul),
     ("einsum", einsum),
+    ("getitem", picked),
     ("scaled_dot_product_attention", attention),
     ("cosine_similarity", pairs(2, 1)),
     ("pairwise_distance", pairs(None, -1)),

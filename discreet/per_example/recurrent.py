@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
+from discreet.per_example.calls import Call
 from discreet.per_example.layouts import Layout, Unserved
 from discreet.per_example.terms import Term
-from discreet.per_example.weights import Operation, Rule, Ruled, product_terms
+from discreet.per_example.weights import Rule, Ruled, product_terms
 
 State = tuple[Tensor, ...]  # hidden, and for an LSTM the cell
 
@@ -94,12 +95,12 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 class _Cell:
     """One direction of one layer: its parameters, and its run over the steps of inputs (n, T, d)."""
 
-    def __init__(self, operation: Operation, kind: str, parameters: Sequence[Tensor | None]) -> None:
+    def __init__(self, call: Call, kind: str, parameters: Sequence[Tensor | None]) -> None:
         self.kind, (self.to_gates, self.to_hidden, self.bias, self.hidden_bias) = kind, (*parameters, None, None)[:4]
-        self.own = [operation.weight(value) for value in (self.to_gates, self.bias)]
-        self.hidden = [operation.weight(value) for value in (self.to_hidden, self.hidden_bias)]
+        self.own = [call.weight(value) for value in (self.to_gates, self.bias)]
+        self.hidden = [call.weight(value) for value in (self.to_hidden, self.hidden_bias)]
 
-    def run(self, operation: Operation, inputs: Tensor, state: State, *, backwards: bool) -> tuple[Tensor, State]:
+    def run(self, call: Call, inputs: Tensor, state: State, *, backwards: bool) -> tuple[Tensor, State]:
         assert self.to_gates is not None
         assert self.to_hidden is not None
         gates = functional.linear(inputs, self.to_gates, self.bias)
@@ -123,18 +124,18 @@ class _Cell:
             terms = product_terms(own[0], own[1], inputs, grads) if any(own) else []
             return terms if added is not None or not any(hidden) else [*terms, *of_hidden(grads)]
 
-        operation.note(gates, of_both, *own, *([] if added is not None else hidden))
+        call.note(gates, of_both, *own, *([] if added is not None else hidden))
         if added is not None:
-            operation.note(added, of_hidden, *hidden)
+            call.note(added, of_hidden, *hidden)
         return after, state
 
 
 def _layers(kind: str) -> Rule:
-    def rule(operation: Operation) -> Ruled:
-        inputs, start, parameters, biased, count, dropout, training, both, batch_first = operation.args
+    def rule(call: Call) -> Ruled:
+        inputs, start, parameters, biased, count, dropout, training, both, batch_first = call.args
         starts: State = tuple(start) if kind == "lstm" else (start,)
-        layout, wanted = operation.layout(inputs), Layout(0 if batch_first else 1)
-        if layout != wanted or inputs.dim() != 3 or any(operation.layout(value) != Layout(1) for value in starts):
+        layout, wanted = call.layout(inputs), Layout(0 if batch_first else 1)
+        if layout != wanted or inputs.dim() != 3 or any(call.layout(value) != Layout(1) for value in starts):
             raise Unserved(f"{kind} of packed sequences, or of examples in another dimension")
         each, ways = 4 if biased else 2, 2 if both else 1
         if len(parameters) != each * count * ways:
@@ -146,8 +147,8 @@ def _layers(kind: str) -> Rule:
             found = []
             for way in range(ways):
                 place = layer * ways + way
-                cell = _Cell(operation, kind, parameters[place * each : (place + 1) * each])
-                after, end = cell.run(operation, values, tuple(value[place] for value in starts), backwards=way == 1)
+                cell = _Cell(call, kind, parameters[place * each : (place + 1) * each])
+                after, end = cell.run(call, values, tuple(value[place] for value in starts), backwards=way == 1)
                 found.append(after)
                 ends.append(end)
             values = torch.cat(found, dim=2) if both else found[0]
@@ -159,26 +160,26 @@ def _layers(kind: str) -> Rule:
 
 
 def _single(kind: str) -> Rule:
-    def rule(operation: Operation) -> Ruled:
-        inputs, start, *parameters = operation.args
+    def rule(call: Call) -> Ruled:
+        inputs, start, *parameters = call.args
         states: State = tuple(start) if kind == "lstm" else (start,)
-        if any(operation.layout(value) != Layout(0) or value.dim() != 2 for value in (inputs, *states)):
+        if any(call.layout(value) != Layout(0) or value.dim() != 2 for value in (inputs, *states)):
             raise Unserved(f"{kind} of examples in another dimension")
-        _, end = _Cell(operation, kind, parameters).run(operation, inputs.unsqueeze(1), states, backwards=False)
+        _, end = _Cell(call, kind, parameters).run(call, inputs.unsqueeze(1), states, backwards=False)
         return (end, [Layout(0)] * 2) if kind == "lstm" else (end[0], Layout(0))
 
     return rule
 
 
-def _own(operation: Operation) -> Ruled:
-    inputs, *parameters = operation.args
-    layout = operation.layout(inputs)
+def _own(call: Call) -> Ruled:
+    inputs, *parameters = call.args
+    layout = call.layout(inputs)
     if layout != Layout(0) or inputs.dim() != 3:
         raise Unserved("an LSTMLayer of examples in another dimension")
     start = inputs.new_zeros(len(inputs), parameters[1].shape[1])
     to_gates, to_hidden, bias = parameters
-    cell = _Cell(operation, "lstm", [to_gates, to_hidden, bias])
-    return cell.run(operation, inputs, (start, start), backwards=False)[0], layout
+    cell = _Cell(call, "lstm", [to_gates, to_hidden, bias])
+    return cell.run(call, inputs, (start, start), backwards=False)[0], layout
 
 
 RECURRENT_RULES: dict[str, Rule] = {

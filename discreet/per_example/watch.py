@@ -24,7 +24,8 @@ trial on made-up examples, against each of them alone, is for that (`per_example
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from types import FunctionType
 from typing import Any, cast
 from weakref import ref
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from discreet.per_example.calls import Call, Weight
 from discreet.per_example.functions import (
     BANNED,
     COMPARED,
@@ -51,18 +53,49 @@ from discreet.per_example.functions import (
     name_of,
     redispatch,
 )
-from discreet.per_example.layouts import CONSTANT, FIRST, Count, Layout, Mixed, Unserved, leaves, place
+from discreet.per_example.layouts import CONSTANT, FIRST, PLACES, UNSEEN, Count, Layout, Mixed, Unserved, leaves, place
 from discreet.per_example.norms import NORM_RULES
-from discreet.per_example.operations import CHECKS, Call, picked
+from discreet.per_example.operations import CHECKS, Check
 from discreet.per_example.recurrent import RECURRENT_RULES
 from discreet.per_example.terms import Rows, Tape, Term
 from discreet.per_example.trial import tensors_of, writes
-from discreet.per_example.weights import WEIGHT_RULES, Operation, Weight, with_copies
+from discreet.per_example.weights import WEIGHT_RULES, Rule, looked_up, with_copies
 
 RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
-
-PLACES, UNSEEN = "places", "unseen"
 _OF_MODULES = frozenset(nn.Module().__dict__)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of PyTorch, and how it is watched.
+
+    Attributes:
+      name: without the mark of one that writes.
+      writes: True if it changes its first argument.
+      is_python: True if it is written in Python, so that what it calls can be watched.
+      is_fact: True if it tells nothing of values. is_special: True if it reads values, or fills a new tensor.
+    """
+
+    name: str
+    writes: bool
+    is_python: bool
+    is_banned: bool
+    is_fact: bool
+    is_special: bool
+    rule: Rule | None
+    check: Check | None
+
+
+@lru_cache(maxsize=4096)
+def _function(func: Any) -> Function:
+    full, is_python = name_of(func), type(func) is FunctionType
+    name = full if full.startswith("__") else full.rstrip("_")
+    is_fact = name in FACTS or name in SIZES or (getattr(func, "__name__", "") == "__get__" and name not in CHECKS)
+    rule = RULES.get(name) if is_python == (name in PYTHON) else None
+    special = name in READS or name in FILLED or name in WHOLE
+    return Function(
+        name, full != name or name == "setitem", is_python, full in BANNED, is_fact, special, rule, CHECKS.get(name)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +119,7 @@ class Split(Exception):
 
 
 class Watch(TorchFunctionMode):
-    """Watches one forward pass of a model over the `tape.count` examples of a batch."""
+    """Watches one forward pass of a model, whose modules these are, over the `tape.count` examples of a batch."""
 
     def __init__(self, tape: Tape, model: nn.Module) -> None:
         super().__init__()
@@ -94,24 +127,15 @@ class Watch(TorchFunctionMode):
         self.inner: Any = None
         self.token = object()  # tags outlive a pass on the tensors of the caller
         self.read: list[tuple[ref[Tensor], int]] = []
-        self.known: dict[int, Any] = {}
-        self.model, self.modules = model, list(model.modules())
+        self.model = model
+        self.groups = [group for part in model.modules() for group in (part._parameters, part._buffers) if group]
         self.held = self._state()
-        for module in self.modules:
-            own = (value for name, value in module.__dict__.items() if name not in _OF_MODULES)
-            for held in (*own, *module._parameters.values(), *module._buffers.values()):
-                for value in (held,) if isinstance(held, Tensor) else held if isinstance(held, list | tuple) else ():
-                    if isinstance(value, Tensor):
-                        self.known[id(value)] = self._own(value)
-
-    def _own(self, value: Tensor) -> Any:
-        slot = self.tape.slot(value)
-        return CONSTANT if slot is None else Weight(slot, lambda grads: [Rows(slot, grads)], (value,))
+        self.known: dict[int, Any] = {id(value): None for value, _ in self.held}  # None: not asked for yet
+        self.has_looked = False
 
     def _state(self) -> list[tuple[Tensor, int]]:
         """The parameters and buffers of the model, and how often each was written."""
-        groups = (group for module in self.modules for group in (module._parameters, module._buffers))
-        return [(value, value._version) for group in groups for value in group.values() if value is not None]
+        return [(value, value._version) for group in self.groups for value in group.values() if value is not None]
 
     def _name(self, is_it: Callable[[Tensor], bool]) -> str:
         named = tensors_of(self.model).items()
@@ -122,7 +146,24 @@ class Watch(TorchFunctionMode):
         own = value.__dict__.get("_discreet")
         if own is not None and own[0] is self.token:
             return own[1]
-        return self.known.get(id(value), UNSEEN)
+        tag = self.known.get(id(value), UNSEEN)
+        if tag is UNSEEN and not self.has_looked:
+            self._look_at_attributes()
+            tag = self.known.get(id(value), UNSEEN)
+        if tag is None:
+            slot = self.tape.slot(value)
+            tag = CONSTANT if slot is None else Weight(slot, lambda grads: [Rows(slot, grads)], (value,))
+            self.known[id(value)] = tag
+        return tag
+
+    def _look_at_attributes(self) -> None:
+        """Finds the tensors that modules hold as plain attributes, or in lists and tuples."""
+        self.has_looked = True
+        for module in self.model.modules():
+            for held in (value for name, value in module.__dict__.items() if name not in _OF_MODULES):
+                for value in (held,) if isinstance(held, Tensor) else held if isinstance(held, list | tuple) else ():
+                    if isinstance(value, Tensor):
+                        self.known.setdefault(id(value), None)
 
     def give(self, value: Tensor, tag: Any) -> Tensor:
         """Notes what is known of a tensor."""
@@ -142,8 +183,9 @@ class Watch(TorchFunctionMode):
         Raises:
           ValueError: it is known that the forward mixes examples; the message names the call.
         """
-        now, before = self._state(), {(id(value), version) for value, version in self.held}
-        if len(now) != len(self.held) or any((id(value), version) not in before for value, version in now):
+        now = self._state()
+        if [(id(value), version) for value, version in now] != [(id(value), version) for value, version in self.held]:
+            before = {(id(value), version) for value, version in self.held}
             raise ValueError(writes(self._name(lambda value: (id(value), value._version) not in before)))
         tag = self.tag(outputs)
         if isinstance(tag, Mixed):
@@ -157,75 +199,67 @@ class Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named, name = kwargs or {}, name_of(func)
-        if name in BANNED or named.get("out") is not None:
-            raise Unserved(f"{name}{place()}")
-        flat = leaves((args, named))
-        given, counted = [value for value in flat if isinstance(value, Tensor)], any(type(v) is Count for v in flat)
-        ran = Operation(self, func, name, args, named, given, [self.tag(value) for value in given], counted)
-        is_python = type(func) is FunctionType and func is not self.inner
-        if not any(isinstance(tag, Layout | Answers | Mixed) or tag is PLACES for tag in ran.tags):
-            return self._composite(func, types, ran) if is_python else self._constant(ran)
-        if name in SIZES and isinstance(ran.tags[0], Layout):
-            return self._size(ran, ran.tags[0])
-        if name in FACTS or name in SIZES or (getattr(func, "__name__", "") == "__get__" and name not in CHECKS):
-            return func(*args, **named)
-        if name in RULES and is_python == (name in PYTHON) and ran.is_known:
-            return self._ruled(ran)
-        return self._composite(func, types, ran) if is_python else self._row_by_row(ran)
+        named, function = kwargs or {}, _function(func)
+        if function.is_banned or named.get("out") is not None:
+            raise Unserved(f"{function.name}{place()}")
+        call = Call(self, func, function.name, args, named)
+        is_python = function.is_python and func is not self.inner
+        if not call.of_examples:
+            return self._composite(types, call) if is_python else self._constant(call, function)
+        if function.is_fact:
+            is_size = function.name in SIZES and isinstance(call.tags[0], Layout)
+            return self._size(call, call.tags[0]) if is_size else func(*args, **named)
+        if function.rule is not None and is_python == function.is_python and call.is_known:
+            return self._ruled(call, function.rule)
+        return self._composite(types, call) if is_python else self._row_by_row(call, function)
 
-    def _composite(self, func: Any, types: Iterable[Any], ran: Operation) -> Any:
+    def _composite(self, types: Iterable[Any], call: Call) -> Any:
         """Calls a function of PyTorch that is written in Python, and watches what it calls."""
         if redispatch is None:
-            raise Unserved(f"{ran.name}{place()}")
-        return called_inside(self, func, types, ran.args, ran.named)
+            raise Unserved(f"{call.name}{place()}")
+        return called_inside(self, call.func, types, call.args, call.named)
 
-    def _constant(self, ran: Operation) -> Any:
+    def _constant(self, call: Call, function: Function) -> Any:
         """Calls a function that reads nothing of the examples."""
-        if ran.counted and ran.name in COPYING:
-            return self._copied(ran)
-        writes_it = ran.name.endswith("_") or ran.name in ("setitem", "numpy")
-        if ran.tensors and writes_it:
-            memory = ran.tensors[0].untyped_storage().data_ptr()
+        if call.counted and call.name in COPYING:
+            return self._copied(call)
+        if call.tensors and (function.writes or call.name == "numpy"):
+            memory = call.tensors[0].untyped_storage().data_ptr()
             if any(memory == value.untyped_storage().data_ptr() for value, _ in self.held):
                 raise ValueError(writes(self._name(lambda value: value.untyped_storage().data_ptr() == memory)))
-            if UNSEEN in ran.tags:
-                raise Unserved(f"{ran.name} of a tensor that comes from elsewhere{place()}")
-        result = ran.run()
-        for value in tree_leaves(result):
-            if not isinstance(value, Tensor) or any(value is given for given in ran.tensors):
+        result = call.run()
+        for value in (result,) if isinstance(result, Tensor) else tree_leaves(result):
+            if not isinstance(value, Tensor) or any(value is given for given in call.tensors):
                 continue  # changed in place
-            if UNSEEN in ran.tags:
-                self.give(value, Mixed(f"a tensor that comes from elsewhere meets {ran.name}{place()}"))
-            elif ran.counted:
-                self.give(value, self._made(ran, ran.args, value))
-            elif value.requires_grad and any(isinstance(tag, Weight) for tag in ran.tags):
-                self.give(value, _derived(self, value, ran))
+            if call.counted:
+                self.give(value, self._made(call, call.args, value))
+            elif value.requires_grad and any(isinstance(tag, Weight) for tag in call.tags):
+                self.give(value, _derived(self, value, call))
             else:
                 self.give(value, CONSTANT)
         return result
 
-    def _made(self, ran: Operation, args: tuple[Any, ...], value: Tensor) -> Any:
+    def _made(self, call: Call, args: tuple[Any, ...], value: Tensor) -> Any:
         """A tensor with a size that counts examples: all rows alike, or drawn for each; or their numbers."""
-        sizes = [size for size in leaves((args, ran.named.get("size", ()))) if isinstance(size, int)]
+        sizes = [size for size in leaves((args, call.named.get("size", ()))) if isinstance(size, int)]
         counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)]
-        if ran.name == "arange" and counts == [len(sizes) - 1] and value.shape == (self.count,):
+        if call.name == "arange" and counts == [len(sizes) - 1] and value.shape == (self.count,):
             return PLACES
-        if ran.name in FILLED and len(counts) == 1 and len(sizes) >= value.dim():
-            return Layout(counts[0], cast(Count, sizes[counts[0]]).times, drawn=ran.name in DRAWING)
-        return Mixed(f"{ran.name} counts examples{place()}")
+        if call.name in FILLED and len(counts) == 1 and len(sizes) >= value.dim():
+            return Layout(counts[0], cast(Count, sizes[counts[0]]).times, drawn=call.name in DRAWING)
+        return Mixed(f"{call.name} counts examples{place()}")
 
-    def _copied(self, ran: Operation) -> Tensor:
+    def _copied(self, call: Call) -> Tensor:
         """A constant or a parameter that is repeated for each example."""
-        value, tag, sizes = ran.tensors[0], ran.tags[0], list(leaves(ran.args[1:]))
+        value, tag, sizes = call.tensors[0], call.tags[0], list(leaves(call.args[1:]))
         counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count) and size.times == 1]
         spot, more = (counts or [-1])[0], len(sizes) - value.dim()
-        if len(counts) != 1 or ran.named or tag is UNSEEN or (spot >= more and value.shape[spot - more] != 1):
-            raise Unserved(f"{ran.name} counts examples{place()}")
+        if len(counts) != 1 or call.named or (spot >= more and value.shape[spot - more] != 1):
+            raise Unserved(f"{call.name} counts examples{place()}")
         if isinstance(tag, Weight):
             value = self.copies(value, tag, place=spot - more)
-            sizes[spot] = 1 if ran.name in ("repeat", "tile") else self.count
-        result: Tensor = getattr(value, ran.name)(*sizes)
+            sizes[spot] = 1 if call.name in ("repeat", "tile") else self.count
+        result: Tensor = getattr(value, call.name)(*sizes)
         return self.give(result, Layout(spot))
 
     def copies(self, value: Tensor, weight: Weight, *, place: int = -1) -> Tensor:
@@ -240,114 +274,112 @@ class Watch(TorchFunctionMode):
         ones = [1] * (-place - 1)
         return copies.movedim(0, place) if place >= 0 else copies.reshape(self.count, *ones, *one.shape)
 
-    def _size(self, ran: Operation, layout: Layout) -> Any:
-        value = ran.tensors[0]
-        if ran.name in ("numel", "nelement"):
+    def _size(self, call: Call, layout: Layout) -> Any:
+        value = call.tensors[0]
+        if call.name in ("numel", "nelement"):
             return Count(value.numel() // self.count, self.count)
         counted = Count(layout.before * layout.after, self.count)
         shape = torch.Size([*value.shape[: layout.dim], counted, *value.shape[layout.dim + 1 :]])
-        dim = ran.argument(1, "dim")
+        dim = call.argument(1, "dim")
         return shape if dim is None else shape[dim]
 
-    def _ruled(self, ran: Operation) -> Any:
+    def _ruled(self, call: Call, rule: Rule) -> Any:
         before = len(self.tape.uses)
-        result, tags = RULES[ran.name](ran)
+        result, tags = rule(call)
         if len(self.tape.uses) > before:
-            self.read += [(ref(value), value._version) for value in ran.tensors if ran.layout(value)]
-        drawn = ran.drawn or (ran.name in RECURRENT and bool(ran.args[5]))
-        return self._given(result, tags, drawn=drawn)
+            self.read += [(ref(value), value._version) for value in call.tensors if call.layout(value)]
+        return self._given(result, tags, drawn=call.drawn or (call.name in RECURRENT and bool(call.args[5])))
 
     def _given(self, result: Any, tags: Any, *, drawn: bool) -> Any:
         """Notes what is known of results, each with the line of the forward if it is a reason."""
-        found = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        leaves_of = [result] if isinstance(result, Tensor) else tree_leaves(result)
+        found = [value for value in leaves_of if isinstance(value, Tensor)]
         for value, tag in zip(found, tags if isinstance(tags, list) else [tags] * len(found), strict=True):
             if isinstance(tag, Layout):
                 if value.dim() <= tag.dim or value.shape[tag.dim] != tag.before * self.count * tag.after:
                     tag = Mixed("a result has other dimensions than were expected")
-                elif drawn:
-                    tag = replace(tag, drawn=True)
+                elif drawn and not tag.drawn:
+                    tag = Layout(tag.dim, tag.before, tag.after, drawn=True)
             self.give(value, placed(tag) if isinstance(tag, Mixed) else tag)
         return result
 
-    def _row_by_row(self, ran: Operation) -> Any:
+    def _row_by_row(self, call: Call, function: Function) -> Any:
         """Calls a function, and finds what is known of its result."""
-        name, tags, mixed = ran.name, ran.tags, next((tag for tag in ran.tags if isinstance(tag, Mixed)), None)
-        if any(isinstance(tag, Answers) for tag in tags):
-            return self._answered(ran)
-        if name in READS:
-            raise Unserved(placed(mixed or Mixed(f"{name} reads the data")).reason)
-        if name in FILLED:
-            made = ran.run()
-            return self.give(made, self._made(ran, ran.args[1:], made) if ran.counted else CONSTANT)
-        if name in WHOLE and isinstance(tags[0], Layout) and len(ran.args) == 1 and not ran.named:
-            rows = tags[0].first(ran.tensors[0]).reshape(self.count, -1)
-            found = getattr(torch, name)(rows, 1)
-            values = found if isinstance(found, Tensor) else found[0]
-            return self.give(ran.run(), Answers(values.detach(), tags[0].drawn))
-        if mixed is None and UNSEEN in tags:
-            mixed = Mixed(f"{name} reads a tensor that comes from elsewhere")
-        if mixed is None and any(isinstance(tag, Weight) for tag in tags):
-            ran = with_copies(ran)
-        if name == "view" and not ran.tensors[0].is_contiguous():
-            ran = replace(ran, func=Tensor.reshape)  # a convolution here may have put its channels last in memory
-        result = ran.run()
-        tag, in_place = mixed or self._tag_of(ran, result), name.endswith("_") or name == "setitem"
-        if in_place and tag != ran.tags[0]:
+        name, tags = call.name, call.tags
+        kinds = set(map(type, tags))
+        if Answers in kinds:
+            return self._answered(call)
+        mixed = next((tag for tag in tags if isinstance(tag, Mixed)), None) if Mixed in kinds else None
+        if function.is_special:
+            if name in READS:
+                raise Unserved(placed(mixed or Mixed(f"{name} reads the data")).reason)
+            if name in FILLED:
+                made = call.run()
+                return self.give(made, self._made(call, call.args[1:], made) if call.counted else CONSTANT)
+            if isinstance(tags[0], Layout) and len(call.args) == 1 and not call.named:
+                rows = tags[0].first(call.tensors[0]).reshape(self.count, -1)
+                found = getattr(torch, name)(rows, 1)
+                values = found if isinstance(found, Tensor) else found[0]
+                return self.give(call.run(), Answers(values.detach(), tags[0].drawn))
+        if mixed is None and Weight in kinds:
+            call = with_copies(call)
+        if name == "view" and not call.tensors[0].is_contiguous():
+            call.func = Tensor.reshape  # a convolution here may have put its channels last in memory
+        result = call.run()
+        tag = mixed or self._tag_of(call, function.check)
+        if function.writes and tag != call.tags[0]:
             raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(f"{name} into another tensor")))
-        if not in_place and not any(isinstance(value, Tensor) for value in tree_leaves(result)):
-            raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(name)))
-        return self._given(result, tag, drawn=ran.drawn)
+        if isinstance(result, Tensor) or function.writes or any(isinstance(value, Tensor) for value in leaves(result)):
+            return self._given(result, tag, drawn=call.drawn)
+        raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(name)))
 
-    def _tag_of(self, ran: Operation, result: Any) -> Any:
-        name, layouts = ran.name.rstrip("_"), {id(value): ran.layout(value) for value in ran.tensors}
-        call = Call(name, ran.args, ran.named, result, layouts, self.count)
-        places = {id(value) for value in ran.tensors if self.tag(value) is PLACES}
-        check = CHECKS.get(name)
+    def _tag_of(self, call: Call, check: Check | None) -> Any:
+        name = call.name
         try:
-            if name == "getitem" and id(ran.args[0]) not in places:
-                return picked(call, places)
             if name == "setitem":
-                return self._written(call, places)
-            if places and name in ("to", "long", "unsqueeze", "view", "reshape", "getitem"):
-                return PLACES if result.shape[:1] == (self.count,) == (result.numel(),) else Mixed(name)
-            if check is None or places:
+                return self._written(call)
+            if call.places and (name != "getitem" or id(call.args[0]) in call.places):
+                numbers = name in ("to", "long", "unsqueeze", "view", "reshape", "getitem")
+                is_one_each = numbers and call.result.shape[:1] == (self.count,) == (call.result.numel(),)
+                return PLACES if is_one_each else Mixed(f"{name} is not known to keep examples apart")
+            if check is None:
                 return Mixed(f"{name} is not known to keep examples apart")
-            return Mixed(f"{name} counts examples") if ran.counted and name not in SHAPING else check(call)
+            is_counted = call.counted and name not in SHAPING and name != "getitem"
+            return Mixed(f"{name} counts examples") if is_counted else check(call)
         except Unserved as reason:
             return Mixed(str(reason))
         except (TypeError, ValueError, LookupError, AttributeError):  # called in a way that its check does not know
             return Mixed(f"{name} in an unusual form")
 
-    def _written(self, call: Call, places: set[int]) -> Any:
+    def _written(self, call: Call) -> Any:
         """The knowledge of a tensor after something was written into a part of it: what it was, if that fits."""
         value, index, written = call.args
         part = value[index]
-        spot = picked(Call("getitem", (value, index), {}, part, call.tags, self.count), places)
+        spot = CHECKS["getitem"](Call(self, None, "getitem", (value, index), {}, part))
         if not isinstance(spot, Layout) or not isinstance(written, Tensor):
             return self.tag(value) if isinstance(spot, Layout) else spot
-        tags = {id(part): spot, id(written): call.tags[id(written)]}
-        both = CHECKS["add"](Call("setitem", (part, written), {}, part, tags, self.count))
+        both = CHECKS["add"](Call(self, None, "setitem", (self.give(part, spot), written), {}, part))
         return self.tag(value) if both == spot else Mixed("setitem pairs examples with each other")
 
-    def _answered(self, ran: Operation) -> Any:
+    def _answered(self, call: Call) -> Any:
         """A number for each example: reads it if all are alike, works on all of them, or does not know it any more."""
 
         def of_each(value: Any) -> Any:
             tag = self.tag(value) if isinstance(value, Tensor) else None
             return tag.values if isinstance(tag, Answers) else value
 
-        if ran.name in READS:
-            (answers,) = [tag for tag in ran.tags if isinstance(tag, Answers)]
+        if call.name in READS:
+            (answers,) = [tag for tag in call.tags if isinstance(tag, Answers)]
             if answers.drawn:  # a second pass would draw others: its branch would choose among the draws
-                raise Unserved(f"{ran.name} reads what was drawn at random{place()}")
+                raise Unserved(f"{call.name} reads what was drawn at random{place()}")
             if bool((answers.values == answers.values[0]).all()):
-                return ran.func(answers.values[0])
-            raise Split(answers.values, f"{ran.name}{place()}")
-        result = ran.run()
-        if ran.name not in COMPARED or not all(isinstance(tag, Answers) or tag is CONSTANT for tag in ran.tags):
-            return self.give(result, Mixed(f"{ran.name} of all examples together{place()}"))
-        values = ran.func(*map(of_each, ran.args), **{key: of_each(value) for key, value in ran.named.items()})
-        return self.give(result, Answers(values, ran.drawn))
+                return call.func(answers.values[0])
+            raise Split(answers.values, f"{call.name}{place()}")
+        result = call.run()
+        if call.name not in COMPARED or not all(isinstance(tag, Answers) or tag is CONSTANT for tag in call.tags):
+            return self.give(result, Mixed(f"{call.name} of all examples together{place()}"))
+        values = call.func(*map(of_each, call.args), **{key: of_each(value) for key, value in call.named.items()})
+        return self.give(result, Answers(values, call.drawn))
 
 
 def refusal(tag: Mixed) -> Exception:
@@ -365,13 +397,13 @@ def placed(tag: Mixed) -> Mixed:
     return tag if " at " in tag.reason else Mixed(f"{tag.reason}{place()}", tag.surely)
 
 
-def _derived(watch: Watch, value: Tensor, ran: Operation) -> Weight:
+def _derived(watch: Watch, value: Tensor, call: Call) -> Weight:
     """A value that follows from parameters alone: its gradients are led back to them, example by example."""
-    weights = [tag for tag in ran.tags if isinstance(tag, Weight)]
+    weights = [tag for tag in call.tags if isinstance(tag, Weight)]
     roots = list({id(root): root for weight in weights for root in weight.roots}.values())
     tags = [watch.tag(root) for root in roots]
-    if ran.name == "embedding" and weights[0].slot is not None:
-        return weights[0].looked_up(ran.args[1], ran.argument(2, "padding_idx", -1))
+    if call.name == "embedding" and weights[0].slot is not None:
+        return looked_up(weights[0], call.args[1], call.argument(2, "padding_idx", default=-1))
 
     def terms(grads: Tensor) -> list[Term]:
         found = torch.autograd.grad(

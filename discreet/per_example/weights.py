@@ -8,114 +8,19 @@ example, and the gradients of the copies are built.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from discreet.per_example.calls import Call, Weight
 from discreet.per_example.convolution import Geometry, built, weight_term
-from discreet.per_example.functions import DRAWING
-from discreet.per_example.layouts import CONSTANT, FIRST, Layout, Mixed, Unserved, leaves, place
-from discreet.per_example.operations import CHECKS, Call, einsum_names, matrix_names
-from discreet.per_example.terms import Lookup, Outer, Pair, Slot, Tape, Term
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A value that follows from trainable parameters alone.
-
-    Attributes:
-      slot: of a parameter itself, None for what is computed from parameters.
-      terms: of the parameters, from the gradient of each example by the value, (n, *shape).
-      roots: the parameters.
-    """
-
-    slot: Slot | None
-    terms: Callable[[Tensor], list[Term]]
-    roots: tuple[Tensor, ...]
-
-    def reshaped(self, shape: torch.Size) -> Weight:
-        """The same value with dimensions of size 1 left out; `shape`: with them."""
-        return Weight(None, lambda grads: self.terms(grads.reshape(len(grads), *shape)), self.roots)
-
-    def looked_up(self, ids: Tensor, padding: int) -> Weight:
-        """Rows of a table by constant numbers, the same for every example."""
-        slot = self.slot
-        assert slot is not None
-
-        def terms(grads: Tensor) -> list[Term]:
-            return [_lookup(slot, ids.expand(len(grads), *ids.shape), grads, padding)]
-
-        return Weight(None, terms, self.roots)
-
-
-class Watcher(Protocol):
-    """The keeper of what is known of the tensors of a pass: see `watch.Watch`."""
-
-    tape: Tape
-    count: int
-
-    def tag(self, value: Tensor) -> Any: ...
-    def give(self, value: Tensor, tag: Any) -> Tensor: ...
-    def copies(self, value: Tensor, weight: Weight, *, place: int = -1) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A call of a function, before it runs.
-
-    Attributes:
-      tags: what is known of its tensors.
-      counted: whether an argument counts examples.
-    """
-
-    watch: Watcher
-    func: Any
-    name: str
-    args: tuple[Any, ...]
-    named: dict[str, Any]
-    tensors: list[Tensor]
-    tags: list[Any]
-    counted: bool
-
-    def argument(self, place: int, name: str, default: Any = None) -> Any:
-        return self.args[place] if len(self.args) > place else self.named.get(name, default)
-
-    def layout(self, value: Any) -> Layout | None:
-        """The layout of a tensor of the examples, None for another value."""
-        tag = self.watch.tag(value) if isinstance(value, Tensor) else None
-        return tag if isinstance(tag, Layout) else None
-
-    def weight(self, value: Any) -> Weight | None:
-        tag = self.watch.tag(value) if isinstance(value, Tensor) else None
-        return tag if isinstance(tag, Weight) else None
-
-    def run(self) -> Any:
-        return self.func(*self.args, **self.named)
-
-    @property
-    def drawn(self) -> bool:
-        """True if there are random numbers in what it gives."""
-        return self.name in DRAWING or any(getattr(tag, "drawn", False) for tag in self.tags)
-
-    @property
-    def is_known(self) -> bool:
-        """True if everything that it reads is of the examples, or a constant, or a parameter."""
-        return all(isinstance(tag, Layout | Weight) or tag == CONSTANT for tag in self.tags)
-
-    @property
-    def tape(self) -> Tape:
-        return self.watch.tape
-
-    def note(self, outputs: Tensor, terms: Callable[[Tensor], list[Term]], *weights: Weight | None) -> None:
-        """Notes a call, if there is something to be trained and the loss can reach it."""
-        if any(weight is not None for weight in weights) and outputs.requires_grad:
-            self.tape.add(outputs, terms)
-
+from discreet.per_example.layouts import FIRST, Layout, Mixed, Unserved, leaves, place
+from discreet.per_example.operations import CHECKS, einsum_names, matrix_names
+from discreet.per_example.terms import Lookup, Outer, Pair, Slot, Term
 
 Ruled = tuple[Any, Any]  # the result, and what is known of it
-Rule = Callable[[Operation], Ruled]
+Rule = Callable[[Call], Ruled]
 
 
 def _positions(layout: Layout, values: Tensor) -> Tensor:
@@ -147,106 +52,101 @@ def product_terms(
     return [*weight.terms(torch.bmm(right.transpose(1, 2), left)), *terms]
 
 
-def _product(operation: Operation, inputs: Tensor, weight: Any, bias: Any, *, turned: bool) -> Ruled:
-    layout = operation.layout(inputs)
-    if layout is None or operation.layout(weight) or operation.layout(bias) or weight.dim() > 2:
-        raise Unserved(operation.name)
-    outputs = operation.run()
+def _product(call: Call, inputs: Tensor, weight: Any, bias: Any, *, turned: bool) -> Ruled:
+    layout = call.layout(inputs)
+    if layout is None or call.layout(weight) or call.layout(bias) or weight.dim() > 2:
+        raise Unserved(call.name)
+    outputs = call.run()
     if layout.dim == inputs.dim() - 1:
-        return outputs, Mixed(f"{operation.name} adds up examples", surely=True)
-    held, added = operation.weight(weight), operation.weight(bias)
+        return outputs, Mixed(f"{call.name} adds up examples", surely=True)
+    held, added = call.weight(weight), call.weight(bias)
     if held is not None and weight.dim() < 2:
-        raise Unserved(operation.name)
+        raise Unserved(call.name)
 
     def terms(grads: Tensor) -> list[Term]:
         return product_terms(held, added, _positions(layout, inputs), _positions(layout, grads), turned=turned)
 
-    operation.note(outputs, terms, held, added)
+    call.note(outputs, terms, held, added)
     return outputs, layout
 
 
-def _linear(operation: Operation) -> Ruled:
-    inputs, weight, bias = (operation.argument(place, name) for place, name in enumerate(("input", "weight", "bias")))
+def _linear(call: Call) -> Ruled:
+    inputs, weight, bias = (call.argument(place, name) for place, name in enumerate(("input", "weight", "bias")))
     if weight.dim() < 2:
         raise Unserved("linear with a vector")
-    return _product(operation, inputs, weight, bias, turned=False)
+    return _product(call, inputs, weight, bias, turned=False)
 
 
-def _addmm(operation: Operation) -> Ruled:
-    bias, inputs, weight = operation.args[:3]
-    if operation.named or len(operation.args) > 3 or operation.layout(bias) or operation.layout(weight):
-        return _checked(operation)
-    if bias.dim() > 1 and operation.weight(bias):
+def _addmm(call: Call) -> Ruled:
+    bias, inputs, weight = call.args[:3]
+    if call.named or len(call.args) > 3 or call.layout(bias) or call.layout(weight):
+        return _checked(call)
+    if bias.dim() > 1 and call.weight(bias):
         raise Unserved("addmm of a matrix")
-    return _product(operation, inputs, weight, bias, turned=True)
+    return _product(call, inputs, weight, bias, turned=True)
 
 
-def _matmul(operation: Operation) -> Ruled:
-    left, right = (operation.argument(place, name) for place, name in enumerate(("input", "other")))
-    if operation.weight(right) and right.dim() == 2 and operation.layout(left):
-        return _product(operation, left, right, None, turned=True)
-    if operation.weight(left) or operation.weight(right):
+def _matmul(call: Call) -> Ruled:
+    left, right = (call.argument(place, name) for place, name in enumerate(("input", "other")))
+    if call.weight(right) and right.dim() == 2 and call.layout(left):
+        return _product(call, left, right, None, turned=True)
+    if call.weight(left) or call.weight(right):
         one, other, result = matrix_names(left.dim(), right.dim())
-        return _einsum_of(operation, [one, other], result, [left, right])
-    return _checked(operation)
+        return _einsum_of(call, [one, other], result, [left, right])
+    return _checked(call)
 
 
-def _einsum(operation: Operation) -> Ruled:
-    parts = list(operation.args[1:] if isinstance(operation.args[1], Tensor) else operation.args[1])
-    if not any(operation.weight(part) for part in parts):
-        return _checked(operation)
-    labels, result = einsum_names(operation.args[0])
-    return _einsum_of(operation, labels, result, parts)
+def _einsum(call: Call) -> Ruled:
+    parts = list(call.args[1:] if isinstance(call.args[1], Tensor) else call.args[1])
+    if not any(call.weight(part) for part in parts):
+        return _checked(call)
+    labels, result = einsum_names(call.args[0])
+    return _einsum_of(call, labels, result, parts)
 
 
-def _einsum_of(operation: Operation, labels: Sequence[str], result: str, parts: Sequence[Tensor]) -> Ruled:
+def _einsum_of(call: Call, labels: Sequence[str], result: str, parts: Sequence[Tensor]) -> Ruled:
     """A sum of products in which parameters are copied: their copies have the letter of the examples too."""
     pairs = list(zip(labels, parts, strict=True))
-    letters = {(names[held.dim], held) for names, part in pairs if (held := operation.layout(part)) is not None}
+    letters = {(names[held.dim], held) for names, part in pairs if (held := call.layout(part)) is not None}
     if len(letters) != 1:
-        return operation.run(), Mixed(f"{operation.name} pairs examples with each other", surely=True)
+        return call.run(), Mixed(f"{call.name} pairs examples with each other", surely=True)
     ((letter, layout),) = letters
     if (layout.before, layout.after) != (1, 1) or letter not in result:
-        raise Unserved(operation.name)
+        raise Unserved(call.name)
     named, given = [], []
     for names, part in pairs:
-        weight = operation.weight(part)
-        if operation.layout(part) is None and letter in names:
-            raise Unserved(f"{operation.name} reads a parameter by the place of an example")
+        weight = call.weight(part)
+        if call.layout(part) is None and letter in names:
+            raise Unserved(f"{call.name} reads a parameter by the place of an example")
         named.append(letter + names if weight else names)
-        given.append(operation.watch.copies(part, weight) if weight else part)
+        given.append(call.watch.copies(part, weight) if weight else part)
     return torch.einsum(",".join(named) + "->" + result, *given), Layout(result.index(letter))
 
 
-def _checked(operation: Operation) -> Ruled:
+def _checked(call: Call) -> Ruled:
     """A function without parameters: what the layouts of its arguments say."""
-    result = operation.run()
-    tensors = [value for value in (*operation.args, *operation.named.values()) if isinstance(value, Tensor)]
-    parts = [value for part in operation.args if isinstance(part, list | tuple) for value in part]
-    tags = {id(value): operation.layout(value) for value in (*tensors, *parts) if isinstance(value, Tensor)}
-    call = Call(operation.name, operation.args, operation.named, result, tags, operation.watch.count)
-    return result, CHECKS[operation.name](call)
+    return call.run(), CHECKS[call.name](call)
 
 
 def _convolution(dims: int, *, turned: bool = False) -> Rule:
     """A convolution; `turned`: a transposed one, in which inputs and output gradients change their parts."""
 
-    def rule(operation: Operation) -> Ruled:
-        inputs, weight, bias = (operation.argument(at, name) for at, name in enumerate(("input", "weight", "bias")))
-        layout = operation.layout(inputs)
-        if layout is None or inputs.dim() != dims + 2 or operation.layout(weight) or operation.layout(bias):
-            raise Unserved(operation.name)
-        args = list(operation.args)
+    def rule(call: Call) -> Ruled:
+        inputs, weight, bias = (call.argument(at, name) for at, name in enumerate(("input", "weight", "bias")))
+        layout = call.layout(inputs)
+        if layout is None or inputs.dim() != dims + 2 or call.layout(weight) or call.layout(bias):
+            raise Unserved(call.name)
+        args = list(call.args)
         if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
             args[:2] = (x.contiguous(memory_format=torch.channels_last) for x in (inputs, weight))
             inputs = args[0]
-        outputs = operation.func(*args, **operation.named)
+        outputs = call.func(*args, **call.named)
         if layout.dim != 0:
-            return outputs, Mixed(f"{operation.name} works along the examples", surely=True)
-        held, added, order = operation.weight(weight), operation.weight(bias), operation.tape.order
-        if turned and any(extra for extra in leaves(operation.argument(5, "output_padding", 0))):
-            raise Unserved(f"{operation.name} with output_padding")
-        geometry = _geometry(operation, weight.shape[2:], dims, turned=turned)
+            return outputs, Mixed(f"{call.name} works along the examples", surely=True)
+        held, added, order = call.weight(weight), call.weight(bias), call.tape.order
+        if turned and any(extra for extra in leaves(call.argument(5, "output_padding", default=0))):
+            raise Unserved(f"{call.name} with output_padding")
+        geometry = _geometry(call, weight.shape[2:], dims, turned=turned)
 
         def terms(grads: Tensor) -> list[Term]:
             images, others = (grads, inputs) if turned else (inputs, grads)
@@ -261,7 +161,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             values = values.view(*values.shape[:2], *geometry.kernel, -1).movedim(-1, 2)
             return [*held.terms(values), *found]
 
-        operation.note(outputs, terms, held, added)
+        call.note(outputs, terms, held, added)
         return outputs, layout
 
     return rule
@@ -272,14 +172,14 @@ def summed(layout: Layout, values: Tensor) -> Tensor:
     return values if layout == FIRST else layout.first(values).sum((1, 2))
 
 
-def _geometry(operation: Operation, kernel: Sequence[int], dims: int, *, turned: bool) -> Geometry:
+def _geometry(call: Call, kernel: Sequence[int], dims: int, *, turned: bool) -> Geometry:
     def each(place: int, name: str, default: int) -> tuple[int, ...]:
-        value = operation.argument(place, name, default)
+        value = call.argument(place, name, default=default)
         return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
 
     stride, dilation = each(3, "stride", 1), each(7 if turned else 5, "dilation", 1)
-    groups: int = operation.argument(6, "groups", 1)
-    padding = operation.argument(4, "padding", 0)
+    groups: int = call.argument(6, "groups", default=1)
+    padding = call.argument(4, "padding", default=0)
     if isinstance(padding, str):
         total = [dil * (size - 1) if padding == "same" else 0 for dil, size in zip(dilation, kernel, strict=True)]
         sides = tuple((each // 2, each - each // 2) for each in total)
@@ -288,32 +188,39 @@ def _geometry(operation: Operation, kernel: Sequence[int], dims: int, *, turned:
     return Geometry(tuple(kernel), stride, dilation, sides, groups)
 
 
+def looked_up(weight: Weight, ids: Tensor, padding: int) -> Weight:
+    """Rows of a table by constant numbers, the same for every example."""
+    slot = weight.slot
+    assert slot is not None
+    return Weight(None, lambda g: [_lookup(slot, ids.expand(len(g), *ids.shape), g, padding)], weight.roots)
+
+
 def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
     places = ids.long().reshape(len(ids), -1)
     rows = grads.reshape(*places.shape, grads.shape[-1])
     return Lookup(slot, places, rows if padding < 0 else rows.masked_fill((places == padding).unsqueeze(2), 0))
 
 
-def _embedding(operation: Operation) -> Ruled:
-    weight, ids = operation.argument(0, "weight"), operation.argument(1, "input")
-    padding = operation.argument(2, "padding_idx", -1)
-    layout, held = operation.layout(ids), operation.weight(weight)
-    if layout is None or operation.layout(weight) or (held is not None and held.slot is None):
+def _embedding(call: Call) -> Ruled:
+    weight, ids = call.argument(0, "weight"), call.argument(1, "input")
+    padding = call.argument(2, "padding_idx", default=-1)
+    layout, held = call.layout(ids), call.weight(weight)
+    if layout is None or call.layout(weight) or (held is not None and held.slot is None):
         raise Unserved("embedding in a table that is computed")
-    outputs = operation.run()
+    outputs = call.run()
     if held is not None and held.slot is not None:
         slot = held.slot
-        operation.note(outputs, lambda g: [_lookup(slot, layout.first(ids), layout.first(g), padding)], held)
+        call.note(outputs, lambda g: [_lookup(slot, layout.first(ids), layout.first(g), padding)], held)
     return outputs, layout
 
 
-def _embedding_bag(operation: Operation) -> Ruled:
-    ids, weight, padding = operation.args[0], operation.args[1], operation.named.get("padding_idx")
-    mode, layout, held = operation.named.get("mode", "mean"), operation.layout(ids), operation.weight(weight)
-    given = operation.named.get("per_sample_weights"), operation.named.get("offsets")
+def _embedding_bag(call: Call) -> Ruled:
+    ids, weight, padding = call.args[0], call.args[1], call.named.get("padding_idx")
+    mode, layout, held = call.named.get("mode", "mean"), call.layout(ids), call.weight(weight)
+    given = call.named.get("per_sample_weights"), call.named.get("offsets")
     if layout != FIRST or ids.dim() != 2 or mode not in ("sum", "mean") or any(each is not None for each in given):
         raise Unserved("embedding_bag of bags that are not the rows of a matrix")
-    outputs = operation.run()
+    outputs = call.run()
     if held is not None:
         slot = held.slot
         if slot is None:
@@ -325,7 +232,7 @@ def _embedding_bag(operation: Operation) -> Ruled:
                 shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
             return [Lookup(slot, ids.long(), shares.unsqueeze(2) * grads.unsqueeze(1))]
 
-        operation.note(outputs, terms, held)
+        call.note(outputs, terms, held)
     return outputs, layout
 
 
@@ -341,33 +248,32 @@ WEIGHT_RULES: dict[str, Rule] = {
 }
 
 
-def with_copies(ran: Operation) -> Operation:
-    """An operation on elements, or attention, with copies in place of its parameters, beside the examples' layout.
+def with_copies(call: Call) -> Call:
+    """An call on elements, or attention, with copies in place of its parameters, beside the examples' layout.
 
     Raises:
-      Unserved: another operation, or a parameter that has as many rows as there are examples.
+      Unserved: another call, or a parameter that has as many rows as there are examples.
     """
-    wide, watch = max(value.dim() for value in ran.tensors), ran.watch
-    layouts = {held.at(held.dim + wide - value.dim()) for value in ran.tensors if (held := ran.layout(value))}
-    if ran.name.rstrip("_") not in (*ELEMENTWISE, "scaled_dot_product_attention") or len(layouts) != 1:
-        raise Unserved(f"{ran.name} of a parameter{place()}")
+    wide, watch = max(value.dim() for value in call.tensors), call.watch
+    layouts = {held.at(held.dim + wide - value.dim()) for value in call.tensors if (held := call.layout(value))}
+    if call.name not in (*ELEMENTWISE, "scaled_dot_product_attention") or len(layouts) != 1:
+        raise Unserved(f"{call.name} of a parameter{place()}")
     (layout,) = layouts
 
     def beside(value: Any) -> Any:
-        weight = ran.weight(value)
+        weight = call.weight(value)
         if weight is None:
             return value
         spot = layout.dim - wide + value.dim()  # where the examples would be in the parameter
         if spot >= 0 and value.shape[spot] != 1:
-            raise Unserved(f"{ran.name} of a parameter by the place of an example{place()}")
+            raise Unserved(f"{call.name} of a parameter by the place of an example{place()}")
         spread, dim = watch.copies(value, weight, place=spot), max(spot, 0)
         if (layout.before, layout.after) != (1, 1):
             spread = torch.cat([spread.repeat_interleave(layout.after, dim)] * layout.before, dim)
         return watch.give(spread, layout.at(layout.dim - wide + spread.dim()))
 
-    args, named = tuple(map(beside, ran.args)), {key: beside(value) for key, value in ran.named.items()}
-    tensors = [value for value in leaves((args, named)) if isinstance(value, Tensor)]
-    return replace(ran, args=args, named=named, tensors=tensors, tags=[watch.tag(value) for value in tensors])
+    named = {key: beside(value) for key, value in call.named.items()}
+    return Call(watch, call.func, call.name, tuple(map(beside, call.args)), named)
 
 
 ELEMENTWISE = {name for name, check in CHECKS.items() if check is CHECKS["add"]}
