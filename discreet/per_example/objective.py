@@ -47,6 +47,7 @@ class Objective:
     """The loss of a model by its parameters, for norms of one order. Made by `objective_of`.
 
     Attributes:
+      modules: of the model, itself first.
       parameters: all of them, in order.
       slots: of the trainable ones, by identity.
     """
@@ -54,6 +55,7 @@ class Objective:
     model: nn.Module
     loss: Loss
     order: int
+    modules: tuple[nn.Module, ...]
     parameters: tuple[Tensor, ...]
     slots: Mapping[int, Slot]
 
@@ -121,14 +123,16 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
       ValueError: there are no parameters, or they are not all float32 or all float64 on one device, or a lazy layer
         has none yet.
     """
-    parameters = tuple(model.parameters())
+    modules = tuple(model.modules())
+    owned = (value for module in modules for value in module._parameters.values() if value is not None)
+    parameters = tuple({id(value): value for value in owned}.values())
     if any(isinstance(value, UninitializedParameter) for value in parameters):
         raise ValueError("a lazy layer has no parameters before its first pass: call the model once on an example")
     kinds = {(value.dtype, value.device) for value in parameters}
     if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
         raise ValueError("the model must have parameters, all float32 or all float64, on one device")
     slots = {id(value): Slot(index, value.shape) for index, value in enumerate(parameters) if value.requires_grad}
-    return Objective(model, loss, order, parameters, slots)
+    return Objective(model, loss, order, modules, parameters, slots)
 
 
 def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> str:
     """Tries a model and a loss that are new here, on made-up examples. The reason why it can't be watched, or ""."""
     model = objective.model
-    state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in model.modules()]
+    state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules]
     held = _reasons.get(model)
     is_new = held is None or held[0] != (state, objective.slots.keys())
     if is_new:
@@ -275,7 +275,7 @@ def one_pass(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
       Split: a branch of the forward asks for examples that answer alike.
     """
     tape = Tape(objective.slots, count_of(inputs), objective.order)
-    watch = Watch(tape, objective.model)
+    watch = Watch(tape, objective.modules)
     watch.rows(inputs)
     losses = None
     with torch.enable_grad(), watch:

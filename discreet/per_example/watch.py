@@ -23,7 +23,7 @@ trial on made-up examples, against each of them alone, is for that (`per_example
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -121,14 +121,14 @@ class Split(Exception):
 class Watch(TorchFunctionMode):
     """Watches one forward pass of a model, whose modules these are, over the `tape.count` examples of a batch."""
 
-    def __init__(self, tape: Tape, model: nn.Module) -> None:
+    def __init__(self, tape: Tape, modules: Sequence[nn.Module]) -> None:
         super().__init__()
         self.tape, self.count = tape, tape.count
         self.inner: Any = None
         self.token = object()  # tags outlive a pass on the tensors of the caller
         self.read: list[tuple[ref[Tensor], int]] = []
-        self.model = model
-        self.groups = [group for part in model.modules() for group in (part._parameters, part._buffers) if group]
+        self.modules = modules
+        self.groups = [group for part in modules for group in (part._parameters, part._buffers) if group]
         self.held = self._state()
         self.known: dict[int, Any] = {id(value): None for value, _ in self.held}  # None: not asked for yet
         self.has_looked = False
@@ -138,7 +138,7 @@ class Watch(TorchFunctionMode):
         return [(value, value._version) for group in self.groups for value in group.values() if value is not None]
 
     def _name(self, is_it: Callable[[Tensor], bool]) -> str:
-        named = tensors_of(self.model).items()
+        named = tensors_of(self.modules[0]).items()
         return next((name for name, value in named if is_it(value)), "its parameters or buffers")
 
     def tag(self, value: Tensor) -> Any:
@@ -159,7 +159,7 @@ class Watch(TorchFunctionMode):
     def _look_at_attributes(self) -> None:
         """Finds the tensors that modules hold as plain attributes, or in lists and tuples."""
         self.has_looked = True
-        for module in self.model.modules():
+        for module in self.modules:
             for held in (value for name, value in module.__dict__.items() if name not in _OF_MODULES):
                 for value in (held,) if isinstance(held, Tensor) else held if isinstance(held, list | tuple) else ():
                     if isinstance(value, Tensor):
@@ -292,16 +292,21 @@ class Watch(TorchFunctionMode):
 
     def _given(self, result: Any, tags: Any, *, drawn: bool) -> Any:
         """Notes what is known of results, each with the line of the forward if it is a reason."""
-        leaves_of = [result] if isinstance(result, Tensor) else tree_leaves(result)
-        found = [value for value in leaves_of if isinstance(value, Tensor)]
+        if isinstance(result, Tensor):
+            self._give(result, tags, drawn)
+            return result
+        found = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         for value, tag in zip(found, tags if isinstance(tags, list) else [tags] * len(found), strict=True):
-            if isinstance(tag, Layout):
-                if value.dim() <= tag.dim or value.shape[tag.dim] != tag.before * self.count * tag.after:
-                    tag = Mixed("a result has other dimensions than were expected")
-                elif drawn and not tag.drawn:
-                    tag = Layout(tag.dim, tag.before, tag.after, drawn=True)
-            self.give(value, placed(tag) if isinstance(tag, Mixed) else tag)
+            self._give(value, tag, drawn)
         return result
+
+    def _give(self, value: Tensor, tag: Any, drawn: bool) -> None:
+        if isinstance(tag, Layout):
+            if value.dim() <= tag.dim or value.shape[tag.dim] != tag.before * self.count * tag.after:
+                tag = Mixed("a result has other dimensions than were expected")
+            elif drawn and not tag.drawn:
+                tag = Layout(tag.dim, tag.before, tag.after, drawn=True)
+        self.give(value, placed(tag) if isinstance(tag, Mixed) else tag)
 
     def _row_by_row(self, call: Call, function: Function) -> Any:
         """Calls a function, and finds what is known of its result."""
