@@ -138,7 +138,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             raise Unserved(call.name)
         args = list(call.args)
         if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
-            args[:2] = (x.contiguous(memory_format=torch.channels_last) for x in (inputs, weight))
+            args[:2] = map(_channels_last, (inputs, weight))
             inputs = args[0]
         outputs = call.func(*args, **call.named)
         if layout.dim != 0:
@@ -165,6 +165,13 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
         return outputs, layout
 
     return rule
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """Images (n, channels, height, width) with their channels last in memory, a single one too, which PyTorch takes
+    for one that is first."""
+    single = images.shape[1] == 1
+    return images.squeeze(1).unsqueeze(3).movedim(3, 1) if single else images.contiguous(memory_format=torch.channels_last)
 
 
 def summed(layout: Layout, values: Tensor) -> Tensor:
