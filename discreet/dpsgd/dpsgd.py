@@ -243,7 +243,7 @@ class DPSGD:
             mean = noised_means(partial(self._clipped_sum, pieces), add_noise, self._settings)
         self._model.zero_grad()  # of frozen parameters too
         for value, part in zip(trainable(self._model), parts_of(self._model, mean), strict=True):
-            value.grad = part
+            value.grad = part.to(value.dtype)
         self._optimizer.step()
 
     def _clipped_sum(self, pieces: Sequence[Batch], clip_norm: float) -> Tensor:

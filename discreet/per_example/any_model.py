@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable
 from weakref import WeakSet
 
 import torch
@@ -52,7 +53,7 @@ def _mapped(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         mapped = vmap(grad(single), in_dims=(None, 0, 0), randomness="different")
         found = mapped([value.detach() for value in trainable], inputs, targets)
-    return [Rows(slot, rows.detach()) for slot, rows in zip(objective.slots.values(), found, strict=True)]
+    return _rows(objective, found)
 
 
 def _places(model: nn.Module) -> dict[int, list[str]]:
@@ -82,8 +83,12 @@ def _looped(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
             drawn = drawn or not torch.equal(before, torch.get_rng_state())
     if drawn:
         torch.set_rng_state(draws.get_state())
-    columns = zip(objective.slots.values(), zip(*found, strict=True), strict=True)
-    return [Rows(slot, torch.stack(values)) for slot, values in columns]
+    return _rows(objective, map(torch.stack, zip(*found, strict=True)))
+
+
+def _rows(objective: Objective, found: Iterable[Tensor]) -> list[Term]:
+    pairs = zip(objective.slots.values(), found, strict=True)
+    return [Rows(slot, rows.detach().to(objective.dtype)) for slot, rows in pairs]
 
 
 def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -50,6 +51,9 @@ class Objective:
       modules: of the model, itself first.
       parameters: all of them, in order.
       slots: of the trainable ones, by identity.
+      dtype: of norms and sums: float64 if the parameters are, otherwise float32.
+      autocast: the type that torch.autocast gives to the model and the loss, or None. It holds for nothing else: a norm
+        in bfloat16 would be too small by half a percent, and the clipped gradient too long by as much.
     """
 
     model: nn.Module
@@ -58,6 +62,19 @@ class Objective:
     modules: tuple[nn.Module, ...]
     parameters: tuple[Tensor, ...]
     slots: Mapping[int, Slot]
+    dtype: torch.dtype
+    autocast: torch.dtype | None
+
+    @property
+    def rounds(self) -> bool:
+        """True if the model computes in bfloat16."""
+        return self.autocast is not None or any(value.dtype == torch.bfloat16 for value in self.parameters)
+
+    def casting(self, *, on: bool = True) -> AbstractContextManager[Any]:
+        """Within it torch.autocast is as the caller has it, or off."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.parameters[0].device.type, self.autocast, enabled=on)
 
     def trainable(self) -> list[Tensor]:
         """The parameters that have slots, in the slots' order."""
@@ -65,13 +82,15 @@ class Objective:
 
     def outputs(self, inputs: Tree) -> Any:
         """The outputs of the model for a batch: a tuple are its arguments, a dictionary its arguments by name."""
-        if isinstance(inputs, Tensor):
-            return self.model(inputs)
-        return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
+        with self.casting():
+            if isinstance(inputs, Tensor):
+                return self.model(inputs)
+            return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
 
     def losses(self, outputs: Any, targets: Tree) -> Tensor:
         """The loss of each example; a ValueError if the loss gives anything but (n,)."""
-        return one_each(self.loss(outputs, targets), count_of(targets))
+        with self.casting():
+            return one_each(self.loss(outputs, targets), count_of(targets))
 
     def has_known_gradient(self, targets: Tree) -> bool:
         """True if `logit_gradients` are the gradients of the loss."""
@@ -120,26 +139,35 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     """The objective of a model and a loss.
 
     Raises:
-      ValueError: there are no parameters, or they are not all float32 or all float64 on one device, or a lazy layer
-        has none yet.
+      ValueError: there are no parameters, or they have other types than float32, float64 and bfloat16 or are on several
+        devices, or a lazy layer has none yet; or torch.autocast is on for another type than bfloat16.
     """
     modules = tuple(model.modules())
     owned = (value for module in modules for value in module._parameters.values() if value is not None)
     parameters = tuple({id(value): value for value in owned}.values())
     if any(isinstance(value, UninitializedParameter) for value in parameters):
         raise ValueError("a lazy layer has no parameters before its first pass: call the model once on an example")
-    kinds = {(value.dtype, value.device) for value in parameters}
-    if len(kinds) != 1 or parameters[0].dtype not in (torch.float32, torch.float64):
-        raise ValueError("the model must have parameters, all float32 or all float64, on one device")
+    kinds = {value.dtype for value in parameters}
+    allowed = kinds == {torch.float64} or (kinds and kinds <= {torch.float32, torch.bfloat16})
+    if not allowed or len({value.device for value in parameters}) != 1:
+        raise ValueError(
+            "the model must have parameters on one device: all float32, all float64, or bfloat16 (with float32 or not)"
+        )
+    device = parameters[0].device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if autocast not in (None, torch.bfloat16):
+        raise ValueError(f"torch.autocast must be for torch.bfloat16, not {autocast}: small gradients would be lost")
     slots = {id(value): Slot(index, value.shape) for index, value in enumerate(parameters) if value.requires_grad}
-    return Objective(model, loss, order, modules, parameters, slots)
+    dtype = torch.float64 if torch.float64 in kinds else torch.float32
+    return Objective(model, loss, order, modules, parameters, slots, dtype, autocast)
 
 
 def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
     """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes)."""
     if logits.shape[0] != targets.shape[0]:
         raise ValueError(f"the model must give one row of logits an example, {targets.shape[0]}, not {logits.shape[0]}")
-    return softmax_minus_one_hot(logits, targets).mul_(_LOSS_SCALE)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return softmax_minus_one_hot(wide, targets).mul_(_LOSS_SCALE).to(logits.dtype)
 
 
 def softmax_minus_one_hot(logits: Tensor, targets: Tensor) -> Tensor:

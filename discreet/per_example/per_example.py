@@ -41,6 +41,7 @@ from discreet.per_example.perceptron import perceptron, perceptron_terms
 from discreet.per_example.terms import Parts, Tape, Term, Use, combined, without
 from discreet.per_example.trial import (
     AGREEMENT,
+    COARSE_AGREEMENT,
     CONFUSED,
     Undrawn,
     check_layers,
@@ -69,7 +70,7 @@ def clipped_gradient_sum(
     al. 2016, Algorithm 1, without the noise). Sums of parts of a batch add up to that of the batch.
 
     Args:
-      model: all float32 or all float64; called on whole batches, and left as it was (gradients, hooks, modes).
+      model: float32, float64 or bfloat16; called on whole batches, and left as it was (gradients, hooks, modes).
       inputs: (n, ...), of any type that the model takes; a tuple of tensors for its arguments, or a mapping or a
         dataclass for its arguments by name, each tensor with one row an example.
       targets: (n, ...), as the loss takes them; None: the loss is given the inputs.
@@ -77,7 +78,8 @@ def clipped_gradient_sum(
       loss: from what the model gives and targets to one value an example, (n,), that depends on that example alone.
 
     Returns:
-      total, (num_params,), in the order of model.parameters(), tied parameters once, zero for frozen ones.
+      total, (num_params,), in the order of model.parameters(), tied parameters once, zero for frozen ones; float32
+        for bfloat16 parameters, and under torch.autocast, which holds for the model and the loss alone.
       norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not finite, or whose
       squared norm overflows, counts as zero in the sum, and its norm is inf.
 
@@ -131,11 +133,12 @@ def sequential_sum(
 def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -> tuple[Tensor, Tensor]:
     inputs = as_tree(inputs)
     targets = inputs if targets is None else as_tree(targets)
-    count, parameters = count_of(inputs, targets), objective.parameters
+    count = count_of(inputs, targets)
     if count == 0 or not objective.slots:
-        return Parts(parameters).total(), parameters[0].new_zeros(count, requires_grad=False)
-    with torch.set_grad_enabled(False):
-        layers = perceptron(objective.model, inputs) if objective.has_known_gradient(targets) else None
+        return _parts(objective).total(), _zeros(objective, count)
+    with torch.set_grad_enabled(False), objective.casting(on=False):
+        by_hand = objective.has_known_gradient(targets) and not objective.rounds
+        layers = perceptron(objective.model, inputs) if by_hand else None
         if layers is not None:
             return _summed(objective, [_by_hand(objective, layers, inputs, targets)], clip, count)
         reason = _tried(objective, inputs, targets)
@@ -148,17 +151,26 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
             return _summed(objective, _built(objective, inputs, targets, reason), clip, count)
 
 
+def _parts(objective: Objective) -> Parts:
+    return Parts([value.shape for value in objective.parameters], _zeros(objective, 0))
+
+
+def _zeros(objective: Objective, count: int) -> Tensor:
+    return objective.parameters[0].new_zeros(count, dtype=objective.dtype, requires_grad=False)
+
+
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> str:
     """Tries a model and a loss that are new here, on made-up examples. The reason why it can't be watched, or ""."""
     model = objective.model
     state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules]
+    key = state, objective.slots.keys(), objective.rounds
     held = _reasons.get(model)
-    is_new = held is None or held[0] != (state, objective.slots.keys())
+    is_new = held is None or held[0] != key
     if is_new:
         check_layers(model)
     try_out(objective, inputs, targets)
     if is_new:
-        held = _reasons[model] = ((state, objective.slots.keys()), _disagreement(model, inputs))
+        held = _reasons[model] = (key, _disagreement(model, inputs))
     assert held is not None
     return held[1]
 
@@ -234,7 +246,7 @@ def _summed(objective: Objective, parts: Iterable[_Part], clip: float, count: in
         weights = clip_factors(found, clip * LOSS_SCALE)
         if held < part.rows:
             weights[held:] = 0  # what fills up counts nothing
-        total = total or Parts(objective.parameters)  # after the backward pass, whose memory the sum can have
+        total = total or _parts(objective)  # after the backward pass, whose memory the sum can have
         while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
             terms.pop().add_to(total, weights, 1 / LOSS_SCALE)
         found = found[:held] * _UNSCALE
@@ -256,7 +268,7 @@ def _finite(objective: Objective, part: _Part) -> tuple[list[Term], Tensor]:
     """
     terms = part.terms
     if not terms:
-        return terms, objective.parameters[0].new_zeros(part.rows, requires_grad=False)
+        return terms, _zeros(objective, part.rows)
     # A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
     total = reduce(add, (term.mass(objective.order) for term in terms))
     norms = total if objective.order == 1 else total.sqrt()
@@ -282,13 +294,14 @@ def one_pass(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
         outputs = objective.outputs(inputs)
         if not isinstance(outputs, Tensor):  # the loss picks what it needs of it
             watch.rows(targets)
-            losses = objective.loss(outputs, targets)
+            with objective.casting():
+                losses = objective.loss(outputs, targets)
     watch.check(outputs if losses is None else one_each(losses, tape.count))
     source = outputs if losses is None else losses
     if not tape.uses or not source.requires_grad:
         return []
     pairs = zip(tape.uses, _output_gradients(objective, outputs, losses, targets, tape.uses), strict=True)
-    terms = [term for use, grads in pairs if grads is not None for term in use.terms(grads)]
+    terms = [term for use, grads in pairs if grads is not None for term in use.terms(grads.to(objective.dtype))]
     return combined(terms, objective.order)
 
 
@@ -318,14 +331,15 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
         return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
     objective, made = objective_of(model, every_output_counts_otherwise), made_up(model, inputs, FEWEST)
-    targets, device = objective.parameters[0].new_zeros(FEWEST, requires_grad=False), objective.parameters[0].device
+    targets, device = _zeros(objective, FEWEST), objective.parameters[0].device
     try:
         with same_chance(device), Undrawn():
             found = _rows(objective, _passes(objective, made, targets))
+            part = COARSE_AGREEMENT if objective.rounds else AGREEMENT
             for place in range(FEWEST):
                 one = slice(place, place + 1)
                 alone = plain_gradient(objective, rows_of(made, one), targets[one])
-                margin = max(float(value.norm()) for value in alone) * AGREEMENT
+                margin = max(float(value.norm()) for value in alone) * part
                 pairs = zip(objective.slots.values(), alone, strict=True)
                 if any(float((found[place][slot.index] - value).norm()) > margin for slot, value in pairs):
                     return "a made-up example has other gradients alone"
@@ -338,10 +352,10 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
 
 def _rows(objective: Objective, parts: Iterable[_Part]) -> list[Parts]:
     """The gradient of each example by itself."""
-    found = [Parts(objective.parameters) for _ in range(FEWEST)]
+    found = [_parts(objective) for _ in range(FEWEST)]
     for part in parts:
         for row, place in enumerate(range(FEWEST) if part.places is None else part.places.tolist()):
-            chosen = objective.parameters[0].new_zeros(part.rows, requires_grad=False)
+            chosen = _zeros(objective, part.rows)
             chosen[row] = 1
             for term in part.terms:
                 term.add_to(found[place], chosen, 1.0)

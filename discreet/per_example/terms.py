@@ -71,17 +71,17 @@ def _lost_squares(count: int, dtype: torch.dtype, device: torch.device) -> Tenso
 
 
 class Parts:
-    """A flat vector in pieces of the parameters' shapes, in memory that was never written.
+    """A flat vector in pieces of the parameters' shapes, in memory that was never written, of the type of `like`.
 
     A piece is zeroed when it is first asked for, unless its first sum is written over it: zeroing all of them first
     would cost a small model as much as one of its products.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        sizes = [value.numel() for value in parameters]
-        self._total = parameters[0].new_empty(sum(sizes), requires_grad=False)
-        pairs = zip(torch.split_with_sizes(self._total, sizes), parameters, strict=True)
-        self._values = [piece if value.dim() == 1 else piece.view(value.shape) for piece, value in pairs]
+    def __init__(self, shapes: Sequence[torch.Size], like: Tensor) -> None:
+        sizes = [shape.numel() for shape in shapes]
+        self._total = like.new_empty(sum(sizes))
+        pairs = zip(torch.split_with_sizes(self._total, sizes), shapes, strict=True)
+        self._values = [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pairs]
         self._unwritten = set(range(len(sizes)))
 
     def __getitem__(self, index: int) -> Tensor:

@@ -22,6 +22,7 @@ from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_
 from discreet.per_example.objective import Loss, Objective, Tree
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
+COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after layer
 _REPEATED = 1e-5  # and by this part if the same kernels have
 _SEED = 52183
 # What a forward may raise that can't do what is asked of it.

@@ -412,9 +412,15 @@ def _derived(watch: Watch, value: Tensor, call: Call) -> Weight:
 
     def terms(grads: Tensor) -> list[Term]:
         found = torch.autograd.grad(
-            value, roots, grads, is_grads_batched=True, retain_graph=True, allow_unused=True, materialize_grads=True
+            value,
+            roots,
+            grads.to(value.dtype),
+            is_grads_batched=True,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
         )
-        return [term for own, part in zip(tags, found, strict=True) for term in own.terms(part)]
+        return [term for own, part in zip(tags, found, strict=True) for term in own.terms(part.to(grads.dtype))]
 
     return Weight(None, terms, tuple(roots))
 

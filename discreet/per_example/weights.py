@@ -39,6 +39,7 @@ def product_terms(
       grads: (n, p) or (n, T, p).
     """
     slot = weight.slot if weight is not None else None
+    inputs = inputs.to(grads.dtype)
     if grads.dim() == 2 and not turned and (slot is not None or weight is None) and (bias is None or bias.slot):
         return [Pair(slot, bias.slot if bias is not None else None, inputs, grads)]
     if grads.dim() == 2:
@@ -149,7 +150,8 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
         geometry = _geometry(call, weight.shape[2:], dims, turned=turned)
 
         def terms(grads: Tensor) -> list[Term]:
-            images, others = (grads, inputs) if turned else (inputs, grads)
+            values = inputs.to(grads.dtype)
+            images, others = (grads, values) if turned else (values, grads)
             rows = others.movedim(1, -1).flatten(1, -2)
             sums = grads.flatten(2).sum(2) if turned else rows.sum(1)
             found = [] if added is None else added.terms(summed(layout, sums))
@@ -157,9 +159,8 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
                 return found
             if layout == FIRST and held.slot is not None:
                 return [weight_term(held.slot, geometry, images, rows, order), *found]
-            values = summed(layout, built(geometry, images, rows))
-            values = values.view(*values.shape[:2], *geometry.kernel, -1).movedim(-1, 2)
-            return [*held.terms(values), *found]
+            whole = summed(layout, built(geometry, images, rows))
+            return [*held.terms(whole.view(*whole.shape[:2], *geometry.kernel, -1).movedim(-1, 2)), *found]
 
         call.note(outputs, terms, held, added)
         return outputs, layout
@@ -170,8 +171,9 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
 def _channels_last(images: Tensor) -> Tensor:
     """Images (n, channels, height, width) with their channels last in memory, a single one too, which PyTorch takes
     for one that is first."""
-    single = images.shape[1] == 1
-    return images.squeeze(1).unsqueeze(3).movedim(3, 1) if single else images.contiguous(memory_format=torch.channels_last)
+    if images.shape[1] == 1:
+        return images.squeeze(1).unsqueeze(3).movedim(3, 1)
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def summed(layout: Layout, values: Tensor) -> Tensor:

@@ -69,6 +69,27 @@ def test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_rep
             assert added == 0 or math.isfinite(norm)
 
 
+@pytest.mark.parametrize("way", ["parameters", "autocast"])
+def test_bfloat16_rounds_what_the_model_computes_and_not_what_is_clipped(way: str) -> None:
+    for case in CASES:
+        torch.manual_seed(2011)
+        model, inputs, targets = model_of(case), inputs_of(case)[:1], torch.tensor([1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch on padding
+            try:
+                _, (true,) = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=LARGEST_NUMBER)
+            except ValueError:  # a layer that is refused
+                continue
+            clip = float(true) / 2 or 1.0
+            if way == "parameters":
+                model, inputs = model.bfloat16(), inputs if case.ids else inputs.bfloat16()
+            with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+                total, (norm,) = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=clip)
+        assert total.dtype == torch.float32
+        assert total.double().norm() <= clip * (1 + 1e-5), case
+        torch.testing.assert_close(norm, true, rtol=0.1, atol=1e-6)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_what_one_example_of_a_simulated_client_adds_is_at_most_the_clip_norm(model: str) -> None:
     clients = Clients(model, MODELS[model], (1,))
