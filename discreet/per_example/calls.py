@@ -68,10 +68,9 @@ class Call:
         "tensors", "watch",
     )  # fmt: skip
 
-    def __init__(
-        self, watch: Watcher, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any], result: Any = None
-    ) -> None:
-        self.watch, self.func, self.name, self.args, self.named, self.result = watch, func, name, args, named, result
+    def __init__(self, watch: Watcher, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.watch, self.func, self.name, self.args, self.named = watch, func, name, args, named
+        self.result: Any = None
         self.tensors: list[Tensor] = []
         self.tags: list[Any] = []
         self.places: list[int] = []

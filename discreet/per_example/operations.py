@@ -38,6 +38,13 @@ def elementwise(call: Call) -> Tag:
     return call.follows([(value, _aligned(value, wide)) for value in call.tensors], list(range(wide)))
 
 
+def broadcast(call: Call) -> Tag:
+    wide = call.result[0].dim()
+    return [call.follows([(value, _aligned(value, wide)) for value in call.tensors], list(range(wide)))] * len(
+        call.result
+    )
+
+
 def along(place: int, default: Any = None, *, keeps: bool | None = None) -> Check:
     """Along dimensions that stand at this place of the arguments. `keeps`: whether the result has them still; None: if
     it has as many dimensions as the first tensor."""
@@ -222,14 +229,36 @@ def gathered(call: Call) -> Tag:
     return call.follows([(value, _own(first)) for value in call.tensors], names)
 
 
+_REDUCTION_AT = {
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd", "binary_cross_entropy"), 3),
+    "binary_cross_entropy_with_logits": 4,
+    **dict.fromkeys(("poisson_nll_loss", "multi_margin_loss"), 5),
+    **dict.fromkeys(("cosine_embedding_loss", "margin_ranking_loss"), 4),
+    "hinge_embedding_loss": 3,
+    "triplet_margin_loss": 7,
+}
+_OF_ROWS = (
+    "multi_margin_loss",
+    "cosine_embedding_loss",
+    "margin_ranking_loss",
+    "hinge_embedding_loss",
+    "triplet_margin_loss",
+)
+
+
 def loss(call: Call) -> Tag:
-    """A loss of torch.nn without a reduction, of rows (n, classes, ...) or of equal shapes."""
-    at = 3 if call.name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "binary_cross_entropy") else 2
+    """A loss of torch.nn without a reduction, of rows (n, classes, ...) or of equal shapes, or of pairs of rows."""
+    at = _REDUCTION_AT.get(call.name, 2)
     if call.argument(at, "reduction", default=1) not in (0, "none"):
         return call.mixes("reduces over examples")
-    given, wanted = call.args[:2]
+    if call.name in _OF_ROWS:
+        return rows(call)
+    given, wanted, *others = call.args[:at]
     own = _own(given) if wanted.dim() == given.dim() else [0, *_own(given)[2:]]
-    return call.follows([(given, _own(given)), (wanted, own)], own if call.result.dim() == len(own) else _own(given))
+    parts = [(given, _own(given)), (wanted, own)]
+    if call.name.startswith("binary"):  # its weights are those of elements, and not of classes
+        parts += [(each, _aligned(each, given.dim())) for each in others if isinstance(each, Tensor)]
+    return call.follows(parts, own if call.result.dim() == len(own) else _own(given))
 
 
 def picked(call: Call) -> Tag:
@@ -337,5 +366,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
     ("gather scatter scatter_add take_along_dim index_select", gathered),
     ("cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
      "binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss", loss),
+    (" ".join(_OF_ROWS), loss),
+    ("broadcast_tensors", broadcast),
 ]  # fmt: skip
 CHECKS: dict[str, Check] = {name: check for names, check in _BY_NAMES for name in names.split()}

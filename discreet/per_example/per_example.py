@@ -56,6 +56,8 @@ from discreet.privacy.clipping import check_clip, clip_factors
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
+# A made-up example may stand at a kink, of a ReLU or a maximum, where rounding decides; a wrong rule is wrong for all.
+_TRIALS, _MADE_UP = 3, 7  # seven: a number that is seldom another size of a model, too
 _MOST_GROUPS = 8  # of examples that answer a forward's questions alike; more go by torch.func
 # By model: its state when it was last tried, and the reason why it can't be watched, or "".
 _reasons: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
@@ -278,7 +280,7 @@ def _finite(objective: Objective, part: _Part) -> tuple[list[Term], Tensor]:
     return [without(term, lost) for term in terms], norms.masked_fill(lost, math.inf)
 
 
-def one_pass(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
+def one_pass(objective: Objective, inputs: Tree, targets: Tree, *, counts: bool = True) -> list[Term]:
     """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each parameter.
 
     Raises:
@@ -287,7 +289,23 @@ def one_pass(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
       Split: a branch of the forward asks for examples that answer alike.
     """
     tape = Tape(objective.slots, count_of(inputs), objective.order)
-    watch = Watch(tape, objective.modules)
+    watch = Watch(tape, objective.modules, counts=counts)
+    try:
+        outputs, losses = _watched(objective, watch, inputs, targets)
+    except (Unserved, MixesExamples):
+        if not watch.has_counted:
+            raise
+        return one_pass(objective, inputs, targets, counts=False)
+    source = outputs if losses is None else losses
+    if not tape.uses or not source.requires_grad:
+        return []
+    pairs = zip(tape.uses, _output_gradients(objective, outputs, losses, targets, tape.uses), strict=True)
+    terms = [term for use, grads in pairs if grads is not None for term in use.terms(grads.to(objective.dtype))]
+    return combined(terms, objective.order)
+
+
+def _watched(objective: Objective, watch: Watch, inputs: Tree, targets: Tree) -> tuple[Any, Tensor | None]:
+    """The outputs of a forward that is watched, and the losses if they follow from several outputs."""
     watch.rows(inputs)
     losses = None
     with torch.enable_grad(), watch:
@@ -296,13 +314,8 @@ def one_pass(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
             watch.rows(targets)
             with objective.casting():
                 losses = objective.loss(outputs, targets)
-    watch.check(outputs if losses is None else one_each(losses, tape.count))
-    source = outputs if losses is None else losses
-    if not tape.uses or not source.requires_grad:
-        return []
-    pairs = zip(tape.uses, _output_gradients(objective, outputs, losses, targets, tape.uses), strict=True)
-    terms = [term for use, grads in pairs if grads is not None for term in use.terms(grads.to(objective.dtype))]
-    return combined(terms, objective.order)
+    watch.check(outputs if losses is None else one_each(losses, watch.count))
+    return outputs, losses
 
 
 def _output_gradients(
@@ -325,36 +338,48 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
     No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
     """
 
-    def every_output_counts_otherwise(outputs: Any, targets: Tensor) -> Tensor:
+    def every_row_counts_otherwise(outputs: Any, targets: Tensor) -> Tensor:
         values = [value for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
-        rows = torch.cat([value.reshape(len(targets), -1) for value in values], 1)
+        if len(targets) > 1:  # another output, such as a mean, is an error only if a loss needs it
+            counted[:] = [place for place, value in enumerate(values) if value.shape[:1] == targets.shape]
+        rows = torch.cat([values[place].reshape(len(targets), -1) for place in counted], 1)
         return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
-    objective, made = objective_of(model, every_output_counts_otherwise), made_up(model, inputs, FEWEST)
-    targets, device = _zeros(objective, FEWEST), objective.parameters[0].device
-    try:
-        with same_chance(device), Undrawn():
-            found = _rows(objective, _passes(objective, made, targets))
-            part = COARSE_AGREEMENT if objective.rounds else AGREEMENT
-            for place in range(FEWEST):
-                one = slice(place, place + 1)
-                alone = plain_gradient(objective, rows_of(made, one), targets[one])
-                margin = max(float(value.norm()) for value in alone) * part
-                pairs = zip(objective.slots.values(), alone, strict=True)
-                if any(float((found[place][slot.index] - value).norm()) > margin for slot, value in pairs):
-                    return "a made-up example has other gradients alone"
-    except MixesExamples:
-        raise
-    except (Unserved, *CONFUSED) as error:
-        return str(error)
+    counted = list[int]()
+    objective, reason = objective_of(model, every_row_counts_otherwise), ""
+    for seed in range(_TRIALS):
+        try:
+            with same_chance(objective.parameters[0].device), Undrawn():
+                reason = _tried_on(objective, made_up(model, inputs, _MADE_UP, seed))
+        except MixesExamples:
+            raise
+        except (Unserved, *CONFUSED) as error:
+            return str(error)
+        if not reason:
+            break
+    return reason
+
+
+def _tried_on(objective: Objective, examples: Tree) -> str:
+    targets = _zeros(objective, _MADE_UP)
+    found, part = _rows(objective, _passes(objective, examples, targets)), AGREEMENT
+    if objective.rounds:
+        part = COARSE_AGREEMENT
+    for place in range(_MADE_UP):
+        one = slice(place, place + 1)
+        alone = plain_gradient(objective, rows_of(examples, one), targets[one])
+        margin = max(float(value.norm()) for value in alone) * part
+        pairs = zip(objective.slots.values(), alone, strict=True)
+        if any(float((found[place][slot.index] - value).norm()) > margin for slot, value in pairs):
+            return "a made-up example has other gradients alone"
     return ""
 
 
 def _rows(objective: Objective, parts: Iterable[_Part]) -> list[Parts]:
     """The gradient of each example by itself."""
-    found = [_parts(objective) for _ in range(FEWEST)]
+    found = [_parts(objective) for _ in range(_MADE_UP)]
     for part in parts:
-        for row, place in enumerate(range(FEWEST) if part.places is None else part.places.tolist()):
+        for row, place in enumerate(range(_MADE_UP) if part.places is None else part.places.tolist()):
             chosen = _zeros(objective, part.rows)
             chosen[row] = 1
             for term in part.terms:

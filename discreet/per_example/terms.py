@@ -25,12 +25,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 # The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower
 # routine with pairwise rounding.
 _LONGEST_FAST_ROW = 1024
-# A float of a gradient that is built is written once and read twice. Measured on two cores, that costs as much as
-# this many flops if a batch's gradients stay near the caches, and as much as the second number if they do not.
-_FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 64
-_NEAR_FLOATS = 2**22
-# Entries of the table in which places of one id are found: 32 MB.
-_TABLE_ENTRIES = 2**22
+# A float of a gradient that is built costs as much as so many flops; the second number if a batch's are many (memory).
+_FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 160
+_NEAR_FLOATS = 2**19
+# Entries of the table in which places of one id are found: 2 MB.
+_TABLE_ENTRIES = 2**18
 # Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
 # gradient is taken for shorter than it is.
 _GRAM_MARGIN = 1e-6
@@ -42,7 +41,9 @@ _LONGEST_FACTOR = 2.0**64
 def _norms(values: Tensor, order: int) -> Tensor:
     """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,)."""
     while values.dim() > 1:
-        if order == 1:
+        if values.dim() > 2 and values.shape[-1] * values.shape[-2] <= _LONGEST_FAST_ROW:
+            values = values.flatten(-2)  # many short rows take many times as long
+        elif order == 1:
             values = values.abs().sum(-1)
         elif values.shape[-1] > _LONGEST_FAST_ROW:
             values = torch.linalg.vecdot(values, values).sqrt()
@@ -167,8 +168,7 @@ class Rows:
     values: Tensor
 
     def mass(self, order: int) -> Tensor:
-        values = self.values if self.values.dim() > 1 else self.values.unsqueeze(1)  # a parameter may be one number
-        return mass(values, order)
+        return mass(self.values if self.values.dim() > 1 else self.values.unsqueeze(1), order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         self.slot.add(parts, weights @ self.values.reshape(weights.shape[0], -1), factor)
@@ -273,6 +273,8 @@ class Lookup:
         return Rows(self.slot, table.scatter_add_(1, places, self.grads))
 
     def mass(self, order: int) -> Tensor:
+        if self.ids.shape[1] == 1:
+            return mass(self.grads, order)
         first, rows = first_places(self.ids, self.slot.shape[0]), self.grads.flatten(0, 1)
         again = (first != torch.arange(len(first), device=first.device)).nonzero().squeeze(1)
         if len(again):
@@ -346,12 +348,14 @@ def _one(parts: list[Any], order: int) -> Term:
         ids, grads = (torch.cat([getattr(part, name) for part in lookups], 1) for name in ("ids", "grads"))
         joined.append(Lookup(slot, ids, grads))
     rest = [part for part in parts if type(part) is Rows]
-    if not rest and len(joined) == 2:
-        return Tied(lookup=joined[1], outer=joined[0])
     if not rest:
+        if len(joined) == 2:
+            return Tied(lookup=joined[1], outer=joined[0])
         return joined[0].cheapest(order) if outers else joined[0]  # type: ignore[no-any-return]
-    values = (part.slot.plain(part.values) for part in (*rest, *(part.built() for part in joined)))
-    return Rows(replace(slot, kernel_last=False), reduce(torch.Tensor.add, values))
+    rest += [part.built() for part in joined]
+    if len({part.slot for part in rest}) > 1:
+        rest, slot = [Rows(slot, part.slot.plain(part.values)) for part in rest], replace(slot, kernel_last=False)
+    return Rows(slot, reduce(Tensor.add, (part.values.reshape(rest[0].values.shape) for part in rest)))
 
 
 Terms = Callable[[Tensor], list[Term]]

@@ -83,9 +83,9 @@ class Undrawn(TorchFunctionMode):
         return result.fill_(0.5) if name in FILLING else result
 
 
-def made_up(model: nn.Module, inputs: Tree, count: int) -> Tree:
+def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0) -> Tree:
     """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings."""
-    draws = torch.Generator().manual_seed(40093)
+    draws = torch.Generator().manual_seed(40093 + seed)
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
 
     def made(value: Any) -> Any:

@@ -25,8 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from types import FunctionType
 from typing import Any, cast
 from weakref import ref
 
@@ -37,65 +35,29 @@ from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.calls import Call, Weight
 from discreet.per_example.functions import (
-    BANNED,
     COMPARED,
     COPYING,
     DRAWING,
-    FACTS,
     FILLED,
-    PYTHON,
     READS,
     RECURRENT,
     SHAPING,
     SIZES,
-    WHOLE,
+    Function,
     called_inside,
-    name_of,
+    function_of,
     redispatch,
 )
 from discreet.per_example.layouts import CONSTANT, FIRST, PLACES, UNSEEN, Count, Layout, Mixed, Unserved, leaves, place
 from discreet.per_example.norms import NORM_RULES
-from discreet.per_example.operations import CHECKS, Check
+from discreet.per_example.operations import CHECKS
 from discreet.per_example.recurrent import RECURRENT_RULES
-from discreet.per_example.terms import Rows, Tape, Term
+from discreet.per_example.terms import Rows, Tape
 from discreet.per_example.trial import tensors_of, writes
-from discreet.per_example.weights import WEIGHT_RULES, Rule, looked_up, with_copies
+from discreet.per_example.weights import WEIGHT_RULES, derived, with_copies
 
 RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
 _OF_MODULES = frozenset(nn.Module().__dict__)
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function of PyTorch, and how it is watched.
-
-    Attributes:
-      name: without the mark of one that writes.
-      writes: True if it changes its first argument.
-      is_python: True if it is written in Python, so that what it calls can be watched.
-      is_fact: True if it tells nothing of values. is_special: True if it reads values, or fills a new tensor.
-    """
-
-    name: str
-    writes: bool
-    is_python: bool
-    is_banned: bool
-    is_fact: bool
-    is_special: bool
-    rule: Rule | None
-    check: Check | None
-
-
-@lru_cache(maxsize=4096)
-def _function(func: Any) -> Function:
-    full, is_python = name_of(func), type(func) is FunctionType
-    name = full if full.startswith("__") else full.rstrip("_")
-    is_fact = name in FACTS or name in SIZES or (getattr(func, "__name__", "") == "__get__" and name not in CHECKS)
-    rule = RULES.get(name) if is_python == (name in PYTHON) else None
-    special = name in READS or name in FILLED or name in WHOLE
-    return Function(
-        name, full != name or name == "setitem", is_python, full in BANNED, is_fact, special, rule, CHECKS.get(name)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +81,15 @@ class Split(Exception):
 
 
 class Watch(TorchFunctionMode):
-    """Watches one forward pass of a model, whose modules these are, over the `tape.count` examples of a batch."""
+    """Watches one forward pass of a model, whose modules these are, over the `tape.count` examples of a batch.
 
-    def __init__(self, tape: Tape, modules: Sequence[nn.Module]) -> None:
+    `counts`: once the forward has asked for `len(x)`, which is a plain number, a new tensor of that size has a row for
+    each example. `has_counted` says that there was one: the number may also be equal by chance.
+    """
+
+    def __init__(self, tape: Tape, modules: Sequence[nn.Module], *, counts: bool = True) -> None:
         super().__init__()
+        self.counts, self.has_length, self.has_counted = counts, False, False
         self.tape, self.count = tape, tape.count
         self.inner: Any = None
         self.token = object()  # tags outlive a pass on the tensors of the caller
@@ -199,7 +166,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named, function = kwargs or {}, _function(func)
+        named, function = kwargs or {}, function_of(func)
         if function.is_banned or named.get("out") is not None:
             raise Unserved(f"{function.name}{place()}")
         call = Call(self, func, function.name, args, named)
@@ -209,14 +176,15 @@ class Watch(TorchFunctionMode):
         if function.is_fact:
             is_size = function.name in SIZES and isinstance(call.tags[0], Layout)
             return self._size(call, call.tags[0]) if is_size else func(*args, **named)
-        if function.rule is not None and is_python == function.is_python and call.is_known:
-            return self._ruled(call, function.rule)
+        if function.may_have_rule and is_python == function.is_python and call.is_known and call.name in RULES:
+            return self._ruled(call)
         return self._composite(types, call) if is_python else self._row_by_row(call, function)
 
     def _composite(self, types: Iterable[Any], call: Call) -> Any:
         """Calls a function of PyTorch that is written in Python, and watches what it calls."""
         if redispatch is None:
             raise Unserved(f"{call.name}{place()}")
+        self.has_length = self.has_length or call.name == "len"
         return called_inside(self, call.func, types, call.args, call.named)
 
     def _constant(self, call: Call, function: Function) -> Any:
@@ -231,21 +199,26 @@ class Watch(TorchFunctionMode):
         for value in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if not isinstance(value, Tensor) or any(value is given for given in call.tensors):
                 continue  # changed in place
-            if call.counted:
-                self.give(value, self._made(call, call.args, value))
+            if call.name in FILLED or call.counted:
+                self.give(value, self._made(call, value))
             elif value.requires_grad and any(isinstance(tag, Weight) for tag in call.tags):
-                self.give(value, _derived(self, value, call))
+                self.give(value, derived(value, call))
             else:
                 self.give(value, CONSTANT)
         return result
 
-    def _made(self, call: Call, args: tuple[Any, ...], value: Tensor) -> Any:
-        """A tensor with a size that counts examples: all rows alike, or drawn for each; or their numbers."""
-        sizes = [size for size in leaves((args, call.named.get("size", ()))) if isinstance(size, int)]
+    def _made(self, call: Call, value: Tensor) -> Any:
+        """A new tensor. With a size that counts examples: all rows alike, or drawn for each; or their numbers."""
+        sizes = [size for size in leaves((call.args, call.named.get("size", ()))) if isinstance(size, int)]
         counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)]
+        if not counts:
+            counts = [spot for spot, size in enumerate(sizes[: value.dim()]) if size == self.count][:1]
+            if not (self.has_length and self.counts and counts):
+                return CONSTANT
+            self.has_counted, sizes[counts[0]] = True, Count(1, self.count)
         if call.name == "arange" and counts == [len(sizes) - 1] and value.shape == (self.count,):
             return PLACES
-        if call.name in FILLED and len(counts) == 1 and len(sizes) >= value.dim():
+        if call.name in FILLED and len(counts) == 1 and counts[0] < value.dim():
             return Layout(counts[0], cast(Count, sizes[counts[0]]).times, drawn=call.name in DRAWING)
         return Mixed(f"{call.name} counts examples{place()}")
 
@@ -283,9 +256,9 @@ class Watch(TorchFunctionMode):
         dim = call.argument(1, "dim")
         return shape if dim is None else shape[dim]
 
-    def _ruled(self, call: Call, rule: Rule) -> Any:
+    def _ruled(self, call: Call) -> Any:
         before = len(self.tape.uses)
-        result, tags = rule(call)
+        result, tags = RULES[call.name](call)
         if len(self.tape.uses) > before:
             self.read += [(ref(value), value._version) for value in call.tensors if call.layout(value)]
         return self._given(result, tags, drawn=call.drawn or (call.name in RECURRENT and bool(call.args[5])))
@@ -320,7 +293,7 @@ class Watch(TorchFunctionMode):
                 raise Unserved(placed(mixed or Mixed(f"{name} reads the data")).reason)
             if name in FILLED:
                 made = call.run()
-                return self.give(made, self._made(call, call.args[1:], made) if call.counted else CONSTANT)
+                return self.give(made, self._made(call, made))
             if isinstance(tags[0], Layout) and len(call.args) == 1 and not call.named:
                 rows = tags[0].first(call.tensors[0]).reshape(self.count, -1)
                 found = getattr(torch, name)(rows, 1)
@@ -331,15 +304,15 @@ class Watch(TorchFunctionMode):
         if name == "view" and not call.tensors[0].is_contiguous():
             call.func = Tensor.reshape  # a convolution here may have put its channels last in memory
         result = call.run()
-        tag = mixed or self._tag_of(call, function.check)
+        tag = mixed or self._tag_of(call)
         if function.writes and tag != call.tags[0]:
             raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(f"{name} into another tensor")))
         if isinstance(result, Tensor) or function.writes or any(isinstance(value, Tensor) for value in leaves(result)):
             return self._given(result, tag, drawn=call.drawn)
         raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(name)))
 
-    def _tag_of(self, call: Call, check: Check | None) -> Any:
-        name = call.name
+    def _tag_of(self, call: Call) -> Any:
+        name, check = call.name, CHECKS.get(call.name)
         try:
             if name == "setitem":
                 return self._written(call)
@@ -360,10 +333,16 @@ class Watch(TorchFunctionMode):
         """The knowledge of a tensor after something was written into a part of it: what it was, if that fits."""
         value, index, written = call.args
         part = value[index]
-        spot = CHECKS["getitem"](Call(self, None, "getitem", (value, index), {}, part))
+
+        def checked(name: str, *args: Any) -> Any:
+            inner = Call(self, None, name, args, {})
+            inner.result = part
+            return CHECKS[name](inner)
+
+        spot = checked("getitem", value, index)
         if not isinstance(spot, Layout) or not isinstance(written, Tensor):
             return self.tag(value) if isinstance(spot, Layout) else spot
-        both = CHECKS["add"](Call(self, None, "setitem", (self.give(part, spot), written), {}, part))
+        both = checked("add", self.give(part, spot), written)
         return self.tag(value) if both == spot else Mixed("setitem pairs examples with each other")
 
     def _answered(self, call: Call) -> Any:
@@ -400,29 +379,6 @@ def refusal(tag: Mixed) -> Exception:
 def placed(tag: Mixed) -> Mixed:
     """A reason with the line of the forward that it is about."""
     return tag if " at " in tag.reason else Mixed(f"{tag.reason}{place()}", tag.surely)
-
-
-def _derived(watch: Watch, value: Tensor, call: Call) -> Weight:
-    """A value that follows from parameters alone: its gradients are led back to them, example by example."""
-    weights = [tag for tag in call.tags if isinstance(tag, Weight)]
-    roots = list({id(root): root for weight in weights for root in weight.roots}.values())
-    tags = [watch.tag(root) for root in roots]
-    if call.name == "embedding" and weights[0].slot is not None:
-        return looked_up(weights[0], call.args[1], call.argument(2, "padding_idx", default=-1))
-
-    def terms(grads: Tensor) -> list[Term]:
-        found = torch.autograd.grad(
-            value,
-            roots,
-            grads.to(value.dtype),
-            is_grads_batched=True,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        return [term for own, part in zip(tags, found, strict=True) for term in own.terms(part.to(grads.dtype))]
-
-    return Weight(None, terms, tuple(roots))
 
 
 def _only_known_derivatives(outputs: Tensor) -> None:

@@ -139,8 +139,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             raise Unserved(call.name)
         args = list(call.args)
         if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
-            args[:2] = map(_channels_last, (inputs, weight))
-            inputs = args[0]
+            args[0] = inputs = _channels_last(inputs)
         outputs = call.func(*args, **call.named)
         if layout.dim != 0:
             return outputs, Mixed(f"{call.name} works along the examples", surely=True)
@@ -283,6 +282,29 @@ def with_copies(call: Call) -> Call:
 
     named = {key: beside(value) for key, value in call.named.items()}
     return Call(watch, call.func, call.name, tuple(map(beside, call.args)), named)
+
+
+def derived(value: Tensor, call: Call) -> Weight:
+    """A value that follows from parameters alone: its gradients are led back to them, example by example."""
+    weights = [tag for tag in call.tags if isinstance(tag, Weight)]
+    roots = list({id(root): root for weight in weights for root in weight.roots}.values())
+    tags = [call.watch.tag(root) for root in roots]
+    if call.name == "embedding" and weights[0].slot is not None:
+        return looked_up(weights[0], call.args[1], call.argument(2, "padding_idx", default=-1))
+
+    def terms(grads: Tensor) -> list[Term]:
+        found = torch.autograd.grad(
+            value,
+            roots,
+            grads.to(value.dtype),
+            is_grads_batched=True,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return [term for own, part in zip(tags, found, strict=True) for term in own.terms(part.to(grads.dtype))]
+
+    return Weight(None, terms, tuple(roots))
 
 
 ELEMENTWISE = {name for name, check in CHECKS.items() if check is CHECKS["add"]}

@@ -275,6 +275,10 @@ SERVED: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a matrix product with a weight": lambda model, x: x @ model.first.weight + model.scale @ model.first.weight,
     "a weight made of weights": lambda model, x: functional.linear(x, model.first.weight / model.first.weight.norm()),
     "assertions and shapes": lambda model, x: _asserting(x),
+    "a first state of its length": lambda model, x: x + model.first(torch.zeros(len(x), 4)).tanh(),
+    "as many rows as examples by chance": lambda model, x: (
+        x.view(len(x), 4) + (x.unsqueeze(1) * torch.linspace(0, 1, 20).view(5, 4) * x.new_ones(5, 4)).sum(1)
+    ),
 }
 
 
@@ -284,6 +288,57 @@ def test_what_treats_each_example_alone_is_watched(name: str) -> None:
     model = seeded(lambda: Forward(SERVED[name]))
     for order in (2, 1):
         assert_matches(model, rows(), TARGETS, clip=0.2, order=order)
+
+
+class WithLoss(nn.Module):
+    """A model that gives a mean over the batch beside its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, rows: Tensor) -> dict[str, Tensor]:
+        logits = self.layer(rows)
+        return {"logits": logits, "loss": logits.square().mean()}
+
+
+def of_logits(loss: Callable[..., Tensor]) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    return lambda outputs, targets: loss(outputs["logits"], targets).reshape(len(targets), -1).mean(1)
+
+
+OTHER = nn.functional.one_hot(TARGETS, 3).float()
+EACH: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
+    "cross_entropy": (functional.cross_entropy, TARGETS),
+    "mse_loss": (functional.mse_loss, OTHER),
+    "binary_cross_entropy_with_logits": (functional.binary_cross_entropy_with_logits, OTHER),
+    "multi_margin_loss": (functional.multi_margin_loss, TARGETS),
+    "triplet_margin_loss": (lambda x, y, **how: functional.triplet_margin_loss(x, y, 1 - y, **how), OTHER),
+}
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("name", EACH)
+def test_a_loss_of_one_of_several_outputs_is_watched_and_may_not_reduce(name: str) -> None:
+    loss, targets = EACH[name]
+    model, each = seeded(WithLoss), of_logits(lambda *given: loss(*given, reduction="none"))
+    total, norms = clipped_gradient_sum(model, rows(), targets=targets, clip_norm=0.2, loss=each)
+    apart = [clipped_gradient_sum(model, x[None], targets=y[None], clip_norm=0.2, loss=each)
+             for x, y in zip(rows(), targets, strict=True)]  # fmt: skip
+    torch.testing.assert_close(total, sum(one for one, _ in apart))
+    torch.testing.assert_close(norms, torch.cat([norm for _, norm in apart]))
+    reduced = of_logits(lambda *given: loss(*given).expand(len(targets)))
+    with pytest.raises(ValueError, match=f"mixes examples: {name}.* reduces over examples"):
+        clipped_gradient_sum(seeded(WithLoss), rows(), targets=targets, clip_norm=0.2, loss=reduced)
+
+
+@pytest.mark.parametrize(("wrong", "is_watched"), [(2, True), (3, False)])
+def test_one_made_up_batch_at_a_kink_does_not_decide_the_way(
+    wrong: int, is_watched: bool, monkeypatch: pytest.MonkeyPatch, fallen_back: Callable[[], bool]
+) -> None:
+    answers = iter(["a kink"] * wrong + [""])
+    monkeypatch.setattr("discreet.per_example.per_example._tried_on", lambda *given: next(answers))
+    assert_matches(seeded(lambda: Forward(lambda model, x: x.relu())), rows(), TARGETS, clip=0.2)
+    assert fallen_back() is not is_watched
 
 
 @pytest.mark.usefixtures("built_is_an_error")
