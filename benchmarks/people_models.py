@@ -8,7 +8,6 @@ gives them: a model whose time comes first transposes them itself.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -22,12 +21,20 @@ from discreet.per_example.objective import Loss, Tree, cross_entropy
 
 
 class Case(NamedTuple):
-    """A model, a batch for it, and its loss: one value an example."""
+    """A model, a batch for it, and its loss: one value an example. Opacus has to be told if its layers see the batch
+    in the second dimension."""
 
     model: nn.Module
     inputs: Tree
     targets: Tree
     loss: Loss = cross_entropy
+    batch_first: bool = True
+
+    def outputs(self, model: Callable[..., Any]) -> Any:
+        """What a model, or what stands around it, gives for the batch."""
+        if isinstance(self.inputs, dict):
+            return model(**self.inputs)
+        return model(*self.inputs) if isinstance(self.inputs, tuple) else model(self.inputs)
 
 
 class OpacusMnist(nn.Module):
@@ -287,7 +294,7 @@ def _cifar_convnet() -> nn.Module:
 
 def _resnet() -> Any:
     """torchvision's ResNet-18 with GroupNorm, as Opacus' tutorial on CIFAR-10 has it."""
-    normed = partial(import_module("torchvision.models").resnet18, norm_layer=lambda width: nn.GroupNorm(32, width))
+    normed = partial(import_module("torchvision.models").resnet18, norm_layer=partial(nn.GroupNorm, 32))
     return normed(num_classes=10)
 
 
@@ -348,7 +355,7 @@ def _vae() -> Case:
 
 def _words() -> Case:
     ids = _classes(20, 36, of=10_000)
-    return Case(WordLanguageModel(10_000), ids[:, :-1].clone(), ids[:, 1:].clone(), _negative_log)
+    return Case(WordLanguageModel(10_000), ids[:, :-1].clone(), ids[:, 1:].clone(), _negative_log, False)
 
 
 def _nano_gpt() -> Case:

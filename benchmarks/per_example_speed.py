@@ -13,34 +13,25 @@ import argparse
 import importlib.util
 import json
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.opacus_steps import OPACUS_MODES, opacus_step
+from benchmarks.opacus_steps import CLIP, LEARNING_RATE, NOISE_MULTIPLIER, OPACUS_MODES, opacus_step
+from benchmarks.people_models import Case
+from benchmarks.side_by_side import Call, Row, peak_bytes, times_in_turns
+from discreet.cli.console import print_table
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
 
-CLIP = 1.0
-NOISE_MULTIPLIER = 1.1
-LEARNING_RATE = 0.1
 SECONDS = 4.0
-TURN_SECONDS = 0.1
-
-Call = Callable[[], object]
-Row = dict[str, Any]
 
 
 def logistic_regression() -> nn.Module:
@@ -131,9 +122,8 @@ def _steps(
     peers = [f"Opacus {mode}" for mode in OPACUS_MODES]
     if importlib.util.find_spec("opacus") is None:
         return steps, [(peer, "opacus is not installed") for peer in peers]
-    settings = {"clip": CLIP, "noise_multiplier": NOISE_MULTIPLIER, "learning_rate": LEARNING_RATE}
     for mode, peer in zip(OPACUS_MODES, peers, strict=True):
-        steps[peer] = opacus_step(mode, build(), (inputs, targets), settings=settings)
+        steps[peer] = opacus_step(mode, Case(build(), inputs, targets)).take
     return steps, []
 
 
@@ -176,19 +166,8 @@ def private_step(model: nn.Module, inputs: Tensor, targets: Tensor, *, add_noise
 
 
 def _timed(calls: dict[str, Call], seconds: float, *, kind: str) -> list[Row]:
-    """Times of calls that take turns for `seconds` times their number; ratios are to the first."""
-    for call in calls.values():
-        for _ in range(3):
-            call()
-    times: dict[str, list[float]] = {what: [] for what in calls}
-    end = time.perf_counter() + seconds * len(calls)
-    while time.perf_counter() < end or not all(times.values()):
-        for what, call in calls.items():
-            # Several calls a turn, as in training: the first one finds the caches as another's turn left them.
-            turn = time.perf_counter()
-            while (begin := time.perf_counter()) < turn + TURN_SECONDS:
-                call()
-                times[what].append(1e3 * (time.perf_counter() - begin))
+    """Times of calls that take turns; ratios are to the first."""
+    times = times_in_turns(calls, seconds)
     median = {what: statistics.median(spent) for what, spent in times.items()}
     fastest = {what: min(spent) for what, spent in times.items()}
     first = next(iter(calls))
@@ -207,32 +186,9 @@ def _timed(calls: dict[str, Call], seconds: float, *, kind: str) -> list[Row]:
 
 def _memory(calls: dict[str, Call]) -> list[Row]:
     """The most bytes of tensors alive at once inside each call, and their ratio to the first."""
-    peaks = {what: _peak_bytes(call) for what, call in calls.items()}
+    peaks = {what: peak_bytes(call) for what, call in calls.items()}
     first = next(iter(peaks.values()))
     return [{"what": what, "kind": "memory", "bytes": peak, "ratio": peak / first} for what, peak in peaks.items()]
-
-
-def _peak_bytes(call: Call) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        call()
-    assert watched.profiler is not None
-    assert watched.profiler.kineto_results is not None
-    changes = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    level = peak = 0
-    for event in sorted(changes, key=lambda event: event.start_ns()):
-        level += event.nbytes()
-        peak = max(peak, level)
-    return peak
-
-
-def table(found: Sequence[Row]) -> Table:
-    """The rows as a table: milliseconds or megabytes, and ratios."""
-    shown = Table("model", "batch", "what", "kind", "median", "ratio", "of fastest")
-    for row in found:
-        amount = f"{row['ms']:.3f} ms" if "ms" in row else f"{row['bytes'] / 1e6:.2f} MB" if "bytes" in row else "-"
-        ratios = [f"{row[name]:.2f}" if name in row else "-" for name in ("ratio", "ratio_of_fastest")]
-        shown.add_row(row["model"], str(row["batch"]), row["what"], row.get("reason", row["kind"]), amount, *ratios)
-    return shown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -246,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     found = rows(chosen.models, chosen.batches, seconds=chosen.seconds)
-    Console().print(table(found))
+    print_table(found)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(found, indent=2) + "\n")
 
