@@ -1,6 +1,6 @@
 """What a private step costs for models as people write them, beside the plain gradient and the best mode of Opacus.
 
-    python -m benchmarks.loop_speed BERT nanoGPT --seconds 10
+    python -m benchmarks.loop_speed BERT nanoGPT        # these alone
 
 A row a model, all measured in one process with one thread, by processor time, in turns. The clipped sum is compared
 with the gradient of the mean loss by autograd. A whole step of DPSGD is compared with one of Opacus: both clip, draw
@@ -12,12 +12,12 @@ since some forwards squeeze a batch of one away. What is not installed or does n
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
+import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import torch
@@ -39,7 +39,18 @@ UNSERVED = (ImportError, RuntimeError, AttributeError, TypeError, ValueError, Lo
 
 
 def rows(names: Sequence[str] = tuple(CASES), *, seconds: float = SECONDS) -> list[Row]:
-    """A row for each model, and the medians of all; `seconds` for each thing that is timed.
+    """A row for each model, and the medians of all; `seconds` for each thing that is timed."""
+    found = compared({name: CASES[name] for name in names}, seconds)
+    columns = ("sum", "step", "Opacus/step", "memory", "Opacus/memory")
+    held = {column: [row[column] for row in found if column in row] for column in columns}
+    medians = {column: median(values) for column, values in held.items() if values}
+    return [*found, {"model": "median", "load": os.getloadavg()[0]} | medians]
+
+
+def compared(
+    cases: Mapping[str, Callable[[], Case]], seconds: float, *, stepped: Callable[[Case], Step] | None = None
+) -> list[Row]:
+    """A row for each case; `stepped`: makes the private step, if it is not that of DPSGD.
 
     `sum` and `step` are ratios to the plain gradient, `Opacus/step` is above 1 if Opacus takes longer; `memory` is that
     of the sum over that of the plain gradient, `Opacus/memory` is above 1 if a step of Opacus needs more than ours.
@@ -50,14 +61,10 @@ def rows(names: Sequence[str] = tuple(CASES), *, seconds: float = SECONDS) -> li
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Opacus, at every layer
-            found = [_row(name, seconds, said) for name in names]
+            return [{"model": name} | _row(cases[name], seconds, said, stepped or private_step) for name in cases]
     finally:
         log.removeHandler(said)
         torch.set_num_threads(threads)
-    columns = ("sum", "step", "Opacus/step", "memory", "Opacus/memory")
-    held = {column: [row[column] for row in found if column in row] for column in columns}
-    medians = {column: median(values) for column, values in held.items() if values}
-    return [*found, {"model": "median", "load": os.getloadavg()[0]} | medians]
 
 
 class _Said(logging.Handler):
@@ -70,32 +77,35 @@ class _Said(logging.Handler):
             self.way = f"{record.args[1]}: {record.args[2]}"
 
 
-def _row(name: str, seconds: float, said: _Said) -> Row:
+def _row(build: Callable[[], Case], seconds: float, said: _Said, stepped: Callable[[Case], Step]) -> Row:
     said.way = "watched"
     try:
-        case, stepped = _built(name), _built(name)
+        case = _seeded(build)
         clipped_sum(case, CLIP)  # also tries the model
     except (ImportError, ValueError) as error:
-        return {"model": name, "way": str(error)}
+        return {"way": str(error)}
     calls: dict[str, Call] = {"plain": lambda: plain_gradient(case), "sum": lambda: clipped_sum(case, CLIP)}
     plain, ours = map(peak_bytes, calls.values())
-    calls["step"], peak = _measured(private_step(stepped))
-    opacus, theirs, mode = _opacus(name)
-    if opacus is not None:
-        calls["Opacus"] = opacus
+    calls["step"], peak = _measured(stepped(_seeded(build)))
+    opacus, theirs, mode = _opacus(build)
+    calls |= {"Opacus": opacus} if opacus else {}
     ms = {what: median(times) for what, times in times_in_turns(calls, seconds, clock=time.process_time).items()}
-    row = {"model": name, "batch": len(case.targets), "error": error_of(case), "plain ms": ms["plain"]}
-    row |= {"sum": ms["sum"] / ms["plain"], "step": ms["step"] / ms["plain"], "Opacus": mode}
-    row |= {"Opacus/step": ms["Opacus"] / ms["step"]} if opacus is not None else {}
-    row |= {"plain MB": plain / 1e6, "memory": ours / plain}
-    return row | ({"Opacus/memory": theirs / peak} if opacus is not None else {}) | {"way": said.way}
+    row: Row = {
+        "batch": len(case.targets),
+        "error": error_of(case),
+        "plain ms": ms["plain"],
+        "sum": ms["sum"] / ms["plain"],
+    }
+    row |= {"step": ms["step"] / ms["plain"], "Opacus": mode, "plain MB": plain / 1e6, "memory": ours / plain}
+    row |= {"Opacus/step": ms["Opacus"] / ms["step"], "Opacus/memory": theirs / peak} if opacus else {}
+    return row | {"way": said.way}
 
 
-def _built(name: str) -> Case:
+def _seeded(build: Callable[[], Case]) -> Case:
     """The same case each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return CASES[name]()
+        return build()
 
 
 def _measured(step: Step) -> tuple[Call, int]:
@@ -105,12 +115,12 @@ def _measured(step: Step) -> tuple[Call, int]:
     return step.take, peak_bytes(lambda: (step.take(), step.take()))
 
 
-def _opacus(name: str) -> tuple[Call | None, int, str]:
+def _opacus(build: Callable[[], Case]) -> tuple[Call | None, int, str]:
     """Opacus' fastest step, the least memory of any mode, and the mode's name, or the reason why none runs."""
     found, reason = [], ""
     for mode in OPACUS_MODES:
         try:
-            step, peak = _measured(opacus_step(mode, _built(name)))
+            step, peak = _measured(opacus_step(mode, _seeded(build)))
         except UNSERVED as error:
             reason = reason or f"none: {error}"
         else:
@@ -163,14 +173,5 @@ def private_step(case: Case) -> Step:
     return Step(lambda: loop.step(*next(batches)), optimizer.zero_grad)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, and prints a table."""
-    parser = argparse.ArgumentParser(description="DPSGD beside plain gradients and Opacus.")
-    parser.add_argument("models", nargs="*", default=list(CASES), help=", ".join(CASES))
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each thing that is timed")
-    chosen = parser.parse_args(arguments)
-    print_table(rows(chosen.models, seconds=chosen.seconds))
-
-
 if __name__ == "__main__":
-    main()
+    print_table(rows(sys.argv[1:] or tuple(CASES)))

@@ -1,9 +1,9 @@
 """Models as people write them: those of Opacus' and PyTorch's examples and of nanoGPT, written anew, and models built
 by torchvision, transformers and peft from random weights. Nothing is downloaded.
 
-Layers, forwards and sizes are the originals'; batches, images and vocabularies are smaller if one core needs more than
-half a second for the plain gradient. BatchNorm mixes examples, and is GroupNorm here. Examples are rows, as a data set
-gives them: a model whose time comes first transposes them itself.
+Layers, forwards and sizes are the originals'; batches, images and vocabularies are smaller if one core would need more
+than half a second for the plain gradient. BatchNorm mixes examples, and is GroupNorm here. Examples are rows, as a data
+set gives them: a model whose time comes first transposes them itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import relu
 
 from discreet.per_example.objective import Loss, Tree, cross_entropy
 
@@ -37,254 +38,141 @@ class Case(NamedTuple):
         return model(*self.inputs) if isinstance(self.inputs, tuple) else model(self.inputs)
 
 
-class OpacusMnist(nn.Module):
+class Net(nn.Module):
+    """A model by its parts, whose forward is a function of this file."""
+
+    def __init__(self, how: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.how = how
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.how(self, *inputs, **named)
+
+
+def opacus_mnist(net: Any, x: Tensor) -> Any:
     """Opacus' mnist.py."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 16, 8, 2, padding=3), nn.Conv2d(16, 32, 4, 2)
-        self.fc1, self.fc2 = nn.Linear(32 * 4 * 4, 32), nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Any:
-        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2, 1)
-        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2, 1)
-        return self.fc2(functional.relu(self.fc1(x.view(-1, 32 * 4 * 4))))
+    x = functional.max_pool2d(relu(net.conv1(x)), 2, 1)
+    x = functional.max_pool2d(relu(net.conv2(x)), 2, 1)
+    return net.fc2(relu(net.fc1(x.view(-1, 32 * 4 * 4))))
 
 
-class CharClassifier(nn.Module):
-    """Opacus' char-lstm-classification.py, with any recurrent layer."""
-
-    def __init__(self, recurrent: Callable[..., nn.Module]) -> None:
-        super().__init__()
-        self.embedding, self.out_layer = nn.Embedding(257, 64), nn.Linear(128, 18)
-        self.rnn = recurrent(64, 128, num_layers=1, bidirectional=False, batch_first=True)
-
-    def forward(self, x: Tensor, hidden: Any = None) -> Any:
-        x, _ = self.rnn(self.embedding(x), hidden)
-        return self.out_layer(x[:, -1, :])
+def last_character(net: Any, x: Tensor, hidden: Any = None) -> Any:
+    """Opacus' char-lstm-classification.py."""
+    x, _ = net.rnn(net.embedding(x), hidden)
+    return net.out_layer(x[:, -1, :])
 
 
-class Imdb(nn.Module):
+def imdb(net: Any, x: Tensor) -> Any:
     """Opacus' imdb.py, which squeezes away the batch too if there is one example."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.emb, self.pool = nn.Embedding(tokens, 16), nn.AdaptiveAvgPool1d(1)
-        self.fc1, self.fc2 = nn.Linear(16, 16), nn.Linear(16, 2)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.pool(self.emb(x).transpose(1, 2)).squeeze()
-        return self.fc2(functional.relu(self.fc1(x)))
+    return net.fc2(relu(net.fc1(net.pool(net.emb(x).transpose(1, 2)).squeeze())))
 
 
-class Discriminator(nn.Module):
+def discriminators(net: Any, real: Tensor, fake: Tensor) -> Any:
     """The discriminator of Opacus' dcgan.py, for a real and a generated image: an example has two losses."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)]
-        for before in (width, 2 * width, 4 * width):
-            norm = nn.GroupNorm(min(32, 2 * before), 2 * before)
-            layers += [nn.Conv2d(before, 2 * before, 4, 2, 1, bias=False), norm, nn.LeakyReLU(0.2, inplace=True)]
-        self.main = nn.Sequential(*layers, nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False), nn.Sigmoid())
-
-    def forward(self, real: Tensor, fake: Tensor) -> Any:
-        return tuple(self.main(x).view(-1, 1).squeeze(1) for x in (real, fake))
+    return tuple(net.main(x).view(-1, 1).squeeze(1) for x in (real, fake))
 
 
-class PytorchMnist(nn.Module):
+def pytorch_mnist(net: Any, x: Tensor) -> Any:
     """PyTorch's mnist."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3, 1), nn.Conv2d(32, 64, 3, 1)
-        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
-        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
-
-    def forward(self, x: Tensor) -> Any:
-        x = functional.relu(self.conv2(functional.relu(self.conv1(x))))
-        x = torch.flatten(self.dropout1(functional.max_pool2d(x, 2)), 1)
-        x = self.dropout2(functional.relu(self.fc1(x)))
-        return functional.log_softmax(self.fc2(x), dim=1)
+    x = functional.max_pool2d(relu(net.conv2(relu(net.conv1(x)))), 2)
+    x = net.dropout2(relu(net.fc1(torch.flatten(net.dropout1(x), 1))))
+    return functional.log_softmax(net.fc2(x), dim=1)
 
 
-class MnistRnn(nn.Module):
-    """PyTorch's mnist_rnn, with GroupNorm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.norm = nn.LSTM(input_size=28, hidden_size=64, batch_first=True), nn.GroupNorm(1, 64)
-        self.dropout1, self.dropout2 = nn.Dropout2d(0.25), nn.Dropout2d(0.5)
-        self.fc1, self.fc2 = nn.Linear(64, 32), nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Any:
-        output, _ = self.rnn(x.reshape(-1, 28, 28))
-        output = self.fc1(self.dropout1(self.norm(output[:, -1, :])))
-        return functional.log_softmax(self.fc2(self.dropout2(functional.relu(output))), dim=1)
+def mnist_rnn(net: Any, x: Tensor) -> Any:
+    """PyTorch's mnist_rnn."""
+    output, _ = net.rnn(x.reshape(-1, 28, 28))
+    output = net.fc1(net.dropout1(net.norm(output[:, -1, :])))
+    return functional.log_softmax(net.fc2(net.dropout2(relu(output))), dim=1)
 
 
-class WordLanguageModel(nn.Module):
+def word_language_model(net: Any, ids: Tensor) -> Any:
     """PyTorch's word_language_model: an LSTM whose time comes first."""
-
-    def __init__(self, tokens: int, width: int = 200, layers: int = 2, dropout: float = 0.2) -> None:
-        super().__init__()
-        self.tokens, self.width, self.layers, self.drop = tokens, width, layers, nn.Dropout(dropout)
-        self.encoder, self.rnn = nn.Embedding(tokens, width), nn.LSTM(width, width, layers, dropout=dropout)
-        self.decoder = nn.Linear(width, tokens)
-
-    def forward(self, ids: Tensor) -> Any:
-        hidden = tuple(next(self.parameters()).new_zeros(self.layers, len(ids), self.width) for _ in range(2))
-        output, hidden = self.rnn(self.drop(self.encoder(ids.t())), hidden)
-        decoded = functional.log_softmax(self.decoder(self.drop(output)).view(-1, self.tokens), dim=1)
-        return decoded.view(-1, len(ids), self.tokens).permute(1, 2, 0)
+    hidden = tuple(net.decoder.weight.new_zeros(net.rnn.num_layers, len(ids), net.rnn.hidden_size) for _ in range(2))
+    output, hidden = net.rnn(net.drop(net.encoder(ids.t())), hidden)
+    decoded = net.decoder(net.drop(output)).view(-1, net.tokens)
+    return functional.log_softmax(decoded, dim=1).view(-1, len(ids), net.tokens).permute(1, 2, 0)
 
 
-class Vae(nn.Module):
+def vae(net: Any, x: Tensor) -> Any:
     """PyTorch's vae."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc21, self.fc22 = nn.Linear(784, 400), nn.Linear(400, 20), nn.Linear(400, 20)
-        self.fc3, self.fc4 = nn.Linear(20, 400), nn.Linear(400, 784)
-
-    def forward(self, x: Tensor) -> Any:
-        inner = functional.relu(self.fc1(x.view(-1, 784)))
-        mean, log_variance = self.fc21(inner), self.fc22(inner)
-        deviation = torch.exp(0.5 * log_variance)
-        drawn = mean + torch.randn_like(deviation) * deviation
-        return torch.sigmoid(self.fc4(functional.relu(self.fc3(drawn)))), mean, log_variance
+    inner = relu(net.fc1(x.view(-1, 784)))
+    mean, log_variance = net.fc21(inner), net.fc22(inner)
+    deviation = torch.exp(0.5 * log_variance)
+    drawn = mean + torch.randn_like(deviation) * deviation
+    return torch.sigmoid(net.fc4(relu(net.fc3(drawn)))), mean, log_variance
 
 
-class SuperResolution(nn.Module):
+def super_resolution(net: Any, x: Tensor) -> Any:
     """PyTorch's super_resolution."""
-
-    def __init__(self, factor: int = 3) -> None:
-        super().__init__()
-        self.relu, self.pixel_shuffle = nn.ReLU(), nn.PixelShuffle(factor)
-        self.conv1, self.conv2 = nn.Conv2d(1, 64, 5, 1, 2), nn.Conv2d(64, 64, 3, 1, 1)
-        self.conv3, self.conv4 = nn.Conv2d(64, 32, 3, 1, 1), nn.Conv2d(32, factor**2, 3, 1, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.relu(self.conv2(self.relu(self.conv1(x))))
-        return self.pixel_shuffle(self.conv4(self.relu(self.conv3(x))))
+    return net.pixel_shuffle(net.conv4(net.relu(net.conv3(net.relu(net.conv2(net.relu(net.conv1(x))))))))
 
 
-class Siamese(nn.Module):
+def siamese(net: Any, first: Tensor, second: Tensor) -> Any:
     """PyTorch's siamese_network: one ResNet for two images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        resnet = _resnet()
-        resnet.conv1 = nn.Conv2d(1, 64, 7, 2, 3, bias=False)
-        self.resnet = nn.Sequential(*list(resnet.children())[:-1])
-        self.fc = nn.Sequential(nn.Linear(2 * 512, 256), nn.ReLU(inplace=True), nn.Linear(256, 1))
-
-    def forward(self, first: Tensor, second: Tensor) -> Any:
-        features = [self.resnet(x) for x in (first, second)]
-        joined = torch.cat([x.view(x.size()[0], -1) for x in features], 1)
-        return torch.sigmoid(self.fc(joined)).squeeze(1)
+    features = [net.resnet(x) for x in (first, second)]
+    return torch.sigmoid(net.fc(torch.cat([x.view(x.size()[0], -1) for x in features], 1))).squeeze(1)
 
 
-class Attention(nn.Module):
+def block(net: Any, x: Tensor) -> Any:
     """nanoGPT's block: causal attention and a perceptron, each added to what came in."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2 = (nn.LayerNorm(width, bias=False) for _ in range(2))
-        self.c_attn, self.c_proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        wide, narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-        self.heads, self.mlp = heads, nn.Sequential(wide, nn.GELU(), narrow, nn.Dropout(0.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, time, width = x.size()
-        parts = self.c_attn(self.ln_1(x)).split(width, dim=2)
-        query, key, value = (part.view(batch, time, self.heads, width // self.heads).transpose(1, 2) for part in parts)
-        inner = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.0, is_causal=True)
-        x = x + self.c_proj(inner.transpose(1, 2).contiguous().view(batch, time, width))
-        mixed: Tensor = x + self.mlp(self.ln_2(x))
-        return mixed
+    batch, time, width = x.size()
+    parts = net.c_attn(net.ln_1(x)).split(width, dim=2)
+    query, key, value = (part.view(batch, time, net.heads, width // net.heads).transpose(1, 2) for part in parts)
+    inner = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.0, is_causal=True)
+    x = x + net.c_proj(inner.transpose(1, 2).contiguous().view(batch, time, width))
+    return x + net.mlp(net.ln_2(x))
 
 
-class NanoGpt(nn.Module):
-    """nanoGPT's model, as its README trains it on one core: characters, 4 layers of 128, tied embeddings. It also
-    gives a loss of its own, the mean over the batch, which nobody uses here."""
-
-    def __init__(self, tokens: int = 65, block: int = 64, width: int = 128, layers: int = 4) -> None:
-        super().__init__()
-        self.block, self.wte, self.wpe = block, nn.Embedding(tokens, width), nn.Embedding(block, width)
-        self.h, self.ln_f = nn.ModuleList(Attention(width, 4) for _ in range(layers)), nn.LayerNorm(width, bias=False)
-        self.lm_head = nn.Linear(width, tokens, bias=False)
-        self.wte.weight = self.lm_head.weight
-        for value in self.parameters():
-            nn.init.normal_(value, std=0.02) if value.dim() > 1 else None
-
-    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Any:
-        _, time = ids.size()
-        assert time <= self.block, f"at most {self.block} tokens"
-        x = self.wte(ids) + self.wpe(torch.arange(0, time, dtype=torch.long, device=ids.device))
-        for block in self.h:
-            x = block(x)
-        x = self.ln_f(x)
-        if targets is None:
-            return self.lm_head(x[:, [-1], :]), None
-        logits = self.lm_head(x)
-        return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+def nano_gpt(net: Any, ids: Tensor, targets: Tensor | None = None) -> Any:
+    """nanoGPT's model. It also gives a loss of its own, the mean over the batch, which nobody uses here."""
+    _, time = ids.size()
+    assert time <= net.block_size, f"at most {net.block_size} tokens"
+    x = net.wte(ids) + net.wpe(torch.arange(0, time, dtype=torch.long, device=ids.device))
+    for layer in net.h:
+        x = layer(x)
+    logits = net.lm_head(net.ln_f(x))
+    if targets is None:
+        return logits[:, [-1], :], None
+    return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
-class TwoTowers(nn.Module):
-    """A recommender: the product of a user's and an item's vector, for as many as MovieLens 1M has."""
-
-    def __init__(self, users: int = 6040, items: int = 3706, width: int = 64) -> None:
-        super().__init__()
-        self.users, self.items = nn.Embedding(users, width), nn.Embedding(items, width)
-        self.user_tower, self.item_tower = (
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32)) for _ in range(2)
-        )
-
-    def forward(self, user: Tensor, item: Tensor) -> Any:
-        return (self.user_tower(self.users(user)) * self.item_tower(self.items(item))).sum(-1)
+def two_towers(net: Any, user: Tensor, item: Tensor) -> Any:
+    """A recommender: the product of a user's and an item's vector."""
+    return (net.user_tower(net.users(user)) * net.item_tower(net.items(item))).sum(-1)
 
 
-def _binary(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.binary_cross_entropy(outputs, targets, reduction="none")
-
-
-def _negative_log(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.nll_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
+BINARY = partial(functional.binary_cross_entropy, reduction="none")
 
 
 def _real_and_fake(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
-    real, fake = outputs
-    return _binary(real, targets) + _binary(fake, 1 - targets)
+    return BINARY(outputs[0], targets) + BINARY(outputs[1], 1 - targets)
 
 
 def _vae_loss(outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
     drawn, mean, log_variance = outputs
-    return _binary(drawn, targets.view(-1, 784)).sum(1) - 0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1)
+    return BINARY(drawn, targets.view(-1, 784)).sum(1) - 0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1)
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean((1, 2, 3))
 
 
-def _clicked(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+def _of_tokens(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    return cross_entropy(outputs[0].transpose(1, 2), targets)
 
 
 def _of_logits(outputs: Any, targets: Tensor) -> Tensor:
     return cross_entropy(outputs.logits, targets)
 
 
-def _next_token(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
-    return cross_entropy(outputs[0].transpose(1, 2), targets)
-
-
-def _classes(*shape: int, of: int) -> Tensor:
-    return torch.randint(of, shape)
+def _negative_log(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.nll_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
 
 
 def _cifar_convnet() -> nn.Module:
-    """Opacus' cifar10.py."""
     layers: list[nn.Module] = []
     for before, after in ((3, 32), (32, 64), (64, 64)):
         layers += [nn.Conv2d(before, after, 3, 1, padding=1), nn.ReLU(), nn.AvgPool2d(2, 2)]
@@ -293,36 +181,33 @@ def _cifar_convnet() -> nn.Module:
 
 
 def _resnet() -> Any:
-    """torchvision's ResNet-18 with GroupNorm, as Opacus' tutorial on CIFAR-10 has it."""
-    normed = partial(import_module("torchvision.models").resnet18, norm_layer=partial(nn.GroupNorm, 32))
-    return normed(num_classes=10)
+    return import_module("torchvision.models").resnet18(num_classes=10, norm_layer=partial(nn.GroupNorm, 32))
 
 
-def _vit() -> Any:
-    """torchvision's vision transformer; its head begins at zero, and would leave the rest without a gradient."""
-    model = import_module("torchvision.models").VisionTransformer(32, 4, 4, 4, 128, 256, num_classes=10)
-    nn.init.normal_(model.heads.head.weight, std=0.1)
-    return model
+def _vit() -> nn.Module:
+    model: Any = import_module("torchvision.models").VisionTransformer(32, 4, 4, 4, 128, 256, num_classes=10)
+    nn.init.normal_(model.heads.head.weight, std=0.1)  # it begins at zero: the rest would have no gradient
+    return model  # type: ignore[no-any-return]
 
 
 def _text(kind: str, change: Callable[[nn.Module], nn.Module] = lambda model: model) -> Case:
     """A classifier of transformers, two layers of 128, for 16 texts of 32 to 64 tokens with their attention masks."""
-    found, few = import_module("transformers"), {"vocab_size": 5000, "num_labels": 3, "pad_token_id": 0}
+    found, sizes = import_module("transformers"), {"vocab_size": 5000, "num_labels": 3, "pad_token_id": 0}
     if kind == "Bert":
-        sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+        sizes |= {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
     else:
-        sizes = {"n_embd": 128, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
-    model = getattr(found, f"{kind}ForSequenceClassification")(getattr(found, f"{kind}Config")(**few, **sizes))
+        sizes |= {"n_embd": 128, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
+    model = getattr(found, f"{kind}ForSequenceClassification")(getattr(found, f"{kind}Config")(**sizes))
     mask = (torch.arange(64) < torch.randint(32, 65, (16, 1))).long()
     inputs = {"input_ids": torch.randint(1, 5000, (16, 64)) * mask, "attention_mask": mask}
-    return Case(change(model), inputs, _classes(16, of=3), _of_logits)
+    return Case(change(model.train()), inputs, torch.randint(3, (16,)), _of_logits)
 
 
 def _lora(model: nn.Module) -> nn.Module:
     """peft's LoRA of rank 8 in the attention, after some training: at the start half of it has no gradient."""
-    peft = import_module("peft")
-    targets, is_gpt2 = (["c_attn"], True) if hasattr(model, "transformer") else (["query", "value"], False)
-    settings = {"task_type": "SEQ_CLS", "target_modules": targets, "fan_in_fan_out": is_gpt2, "lora_dropout": 0.1}
+    peft, is_gpt2 = import_module("peft"), hasattr(model, "transformer")
+    modules = ["c_attn"] if is_gpt2 else ["query", "value"]
+    settings = {"task_type": "SEQ_CLS", "target_modules": modules, "fan_in_fan_out": is_gpt2, "lora_dropout": 0.1}
     changed: nn.Module = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, **settings))
     for name, value in changed.named_parameters():
         nn.init.normal_(value, std=0.1) if "lora_B" in name else None
@@ -330,65 +215,129 @@ def _lora(model: nn.Module) -> nn.Module:
 
 
 def _last_layer(model: nn.Module) -> nn.Module:
-    for name, value in model.named_parameters():
-        value.requires_grad_(name.startswith(("classifier", "score")))
+    last = "classifier" if hasattr(model, "classifier") else "score"
+    model.requires_grad_(False).get_submodule(last).requires_grad_()
     return model
 
 
+def _images(model: nn.Module, *shape: int, loss: Loss = cross_entropy) -> Case:
+    return Case(model, torch.randn(shape), torch.randint(10, shape[:1]), loss)
+
+
+def _opacus_mnist() -> Case:
+    convolutions = {"conv1": nn.Conv2d(1, 16, 8, 2, padding=3), "conv2": nn.Conv2d(16, 32, 4, 2)}
+    return _images(Net(opacus_mnist, **convolutions, fc1=nn.Linear(512, 32), fc2=nn.Linear(32, 10)), 64, 1, 28, 28)
+
+
 def _chars(recurrent: Callable[..., nn.Module]) -> Case:
-    return Case(CharClassifier(recurrent), _classes(128, 16, of=257), _classes(128, of=18))
+    rnn = recurrent(64, 128, num_layers=1, bidirectional=False, batch_first=True)
+    net = Net(last_character, embedding=nn.Embedding(257, 64), rnn=rnn, out_layer=nn.Linear(128, 18))
+    return Case(net, torch.randint(257, (128, 16)), torch.randint(18, (128,)))
 
 
-def _images(model: nn.Module, shape: tuple[int, ...], loss: Loss = cross_entropy) -> Case:
-    return Case(model, torch.randn(shape), _classes(shape[0], of=10), loss)
+def _imdb() -> Case:
+    layers = {"pool": nn.AdaptiveAvgPool1d(1), "fc1": nn.Linear(16, 16), "fc2": nn.Linear(16, 2)}
+    net = Net(imdb, emb=nn.Embedding(28_996, 16), **layers)
+    return Case(net, torch.randint(28_996, (64, 256)), torch.randint(2, (64,)))
 
 
 def _dcgan() -> Case:
-    images = torch.rand(2, 16, 3, 64, 64) * 2 - 1
-    return Case(Discriminator(64), tuple(images), torch.ones(16), _real_and_fake)
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)]
+    for before in (64, 128, 256):
+        convolution, norm = nn.Conv2d(before, 2 * before, 4, 2, 1, bias=False), nn.GroupNorm(32, 2 * before)
+        layers += [convolution, norm, nn.LeakyReLU(0.2, inplace=True)]
+    main = nn.Sequential(*layers, nn.Conv2d(512, 1, 4, 1, 0, bias=False), nn.Sigmoid())
+    images = tuple(2 * torch.rand(2, 16, 3, 64, 64) - 1)
+    return Case(Net(discriminators, main=main), images, torch.ones(16), _real_and_fake)
+
+
+def _pytorch_mnist() -> Case:
+    convolutions = {"conv1": nn.Conv2d(1, 32, 3, 1), "conv2": nn.Conv2d(32, 64, 3, 1), "dropout1": nn.Dropout(0.25)}
+    linear = {"dropout2": nn.Dropout(0.5), "fc1": nn.Linear(9216, 128), "fc2": nn.Linear(128, 10)}
+    return _images(Net(pytorch_mnist, **convolutions, **linear), 64, 1, 28, 28, loss=_negative_log)
+
+
+def _mnist_rnn() -> Case:
+    first = {"rnn": nn.LSTM(28, 64, batch_first=True), "norm": nn.GroupNorm(1, 64), "dropout1": nn.Dropout2d(0.25)}
+    linear = {"dropout2": nn.Dropout2d(0.5), "fc1": nn.Linear(64, 32), "fc2": nn.Linear(32, 10)}
+    return _images(Net(mnist_rnn, **first, **linear), 64, 1, 28, 28, loss=_negative_log)
+
+
+def _words(tokens: int = 10_000, width: int = 200) -> Case:
+    ids, drop, rnn = torch.randint(tokens, (20, 36)), nn.Dropout(0.2), nn.LSTM(width, width, 2, dropout=0.2)
+    encoder, decoder = nn.Embedding(tokens, width), nn.Linear(width, tokens)
+    net = Net(word_language_model, tokens=tokens, drop=drop, encoder=encoder, rnn=rnn, decoder=decoder)
+    return Case(net, ids[:, :-1].clone(), ids[:, 1:].clone(), _negative_log, False)
 
 
 def _vae() -> Case:
+    sizes = {"fc1": (784, 400), "fc21": (400, 20), "fc22": (400, 20), "fc3": (20, 400), "fc4": (400, 784)}
     images = torch.rand(128, 1, 28, 28)
-    return Case(Vae(), images, images, _vae_loss)
+    return Case(Net(vae, **{name: nn.Linear(*size) for name, size in sizes.items()}), images, images, _vae_loss)
 
 
-def _words() -> Case:
-    ids = _classes(20, 36, of=10_000)
-    return Case(WordLanguageModel(10_000), ids[:, :-1].clone(), ids[:, 1:].clone(), _negative_log, False)
+def _super_resolution() -> Case:
+    sizes = {"conv2": (64, 64), "conv3": (64, 32), "conv4": (32, 9)}
+    layers = {name: nn.Conv2d(*size, 3, 1, 1) for name, size in sizes.items()}
+    others = {"conv1": nn.Conv2d(1, 64, 5, 1, 2), "relu": nn.ReLU(), "pixel_shuffle": nn.PixelShuffle(3)}
+    net = Net(super_resolution, **others, **layers)
+    return Case(net, torch.rand(16, 1, 32, 32), torch.rand(16, 1, 96, 96), _squared)
 
 
-def _nano_gpt() -> Case:
-    ids = _classes(12, 65, of=65)
-    targets = ids[:, 1:].clone()
-    return Case(NanoGpt(), (ids[:, :-1].clone(), targets), targets, _next_token)
+def _siamese() -> Case:
+    resnet = nn.Sequential(nn.Conv2d(1, 64, 7, 2, 3, bias=False), *list(_resnet().children())[1:-1])
+    linear = nn.Sequential(nn.Linear(2 * 512, 256), nn.ReLU(inplace=True), nn.Linear(256, 1))
+    images = tuple(torch.rand(2, 32, 1, 28, 28))
+    return Case(Net(siamese, resnet=resnet, fc=linear), images, torch.randint(2, (32,)).float(), BINARY)
+
+
+def _block(width: int) -> nn.Module:
+    def linear(before: int, after: int) -> nn.Module:
+        return nn.Linear(before * width, after * width, bias=False)
+
+    norms = {"ln_1": nn.LayerNorm(width, bias=False), "ln_2": nn.LayerNorm(width, bias=False)}
+    mlp = nn.Sequential(linear(1, 4), nn.GELU(), linear(4, 1), nn.Dropout(0.0))
+    return Net(block, heads=4, c_attn=linear(1, 3), c_proj=linear(1, 1), mlp=mlp, **norms)
+
+
+def _nano_gpt(tokens: int = 65, width: int = 128) -> Case:
+    """As its README trains on a processor: characters, 4 layers, tied embeddings."""
+    embeddings = {"wte": nn.Embedding(tokens, width), "wpe": nn.Embedding(64, width)}
+    last = {"ln_f": nn.LayerNorm(width, bias=False), "lm_head": nn.Linear(width, tokens, bias=False)}
+    net: Any = Net(nano_gpt, block_size=64, **embeddings, h=nn.ModuleList(_block(width) for _ in range(4)), **last)
+    net.wte.weight = net.lm_head.weight
+    for value in net.parameters():
+        nn.init.normal_(value, std=0.02) if value.dim() > 1 else None
+    ids = torch.randint(tokens, (12, 65))
+    batch = ids[:, :-1].clone(), ids[:, 1:].clone()
+    return Case(net, batch, batch[1], _of_tokens)
 
 
 def _two_towers() -> Case:
-    inputs = {"user": _classes(512, of=6040), "item": _classes(512, of=3706)}
-    return Case(TwoTowers(), inputs, torch.randint(2, (512,)).float(), _clicked)
+    towers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2))
+    parts = {"users": nn.Embedding(6040, 64), "items": nn.Embedding(3706, 64)}  # as many as MovieLens 1M has
+    net = Net(two_towers, user_tower=next(towers), item_tower=next(towers), **parts)
+    inputs = {"user": torch.randint(6040, (512,)), "item": torch.randint(3706, (512,))}
+    clicked = partial(functional.binary_cross_entropy_with_logits, reduction="none")
+    return Case(net, inputs, torch.randint(2, (512,)).float(), clicked)
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "Opacus mnist": lambda: _images(OpacusMnist(), (64, 1, 28, 28)),
-    "Opacus cifar10": lambda: _images(_cifar_convnet(), (64, 3, 32, 32)),
-    "Opacus cifar10, ResNet-18": lambda: _images(_resnet(), (32, 3, 32, 32)),
+    "Opacus mnist": _opacus_mnist,
+    "Opacus cifar10": lambda: _images(_cifar_convnet(), 64, 3, 32, 32),
+    "Opacus cifar10, ResNet-18": lambda: _images(_resnet(), 32, 3, 32, 32),
     "Opacus char-lstm, nn.LSTM": lambda: _chars(nn.LSTM),
     "Opacus char-lstm, DPLSTM": lambda: _chars(import_module("opacus.layers").DPLSTM),
     "Opacus char-lstm, nn.GRU": lambda: _chars(nn.GRU),
-    "Opacus imdb": lambda: Case(Imdb(28_996), _classes(64, 256, of=28_996), _classes(64, of=2)),
+    "Opacus imdb": _imdb,
     "Opacus dcgan": _dcgan,
-    "PyTorch mnist": lambda: _images(PytorchMnist(), (64, 1, 28, 28), _negative_log),
-    "PyTorch mnist_rnn": lambda: _images(MnistRnn(), (64, 1, 28, 28), _negative_log),
+    "PyTorch mnist": _pytorch_mnist,
+    "PyTorch mnist_rnn": _mnist_rnn,
     "PyTorch word_language_model": _words,
     "PyTorch vae": _vae,
-    "PyTorch super_resolution": lambda: Case(
-        SuperResolution(), torch.rand(16, 1, 32, 32), torch.rand(16, 1, 96, 96), _squared
-    ),
-    "PyTorch siamese_network": lambda: Case(
-        Siamese(), tuple(torch.rand(2, 32, 1, 28, 28)), torch.randint(2, (32,)).float(), _binary
-    ),
-    "torchvision vit": lambda: _images(_vit(), (32, 3, 32, 32)),
+    "PyTorch super_resolution": _super_resolution,
+    "PyTorch siamese_network": _siamese,
+    "torchvision vit": lambda: _images(_vit(), 32, 3, 32, 32),
     "BERT": lambda: _text("Bert"),
     "BERT, LoRA": lambda: _text("Bert", _lora),
     "BERT, last layer": lambda: _text("Bert", _last_layer),
