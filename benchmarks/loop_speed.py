@@ -4,7 +4,8 @@
 
 A row a model, all measured in one process with one thread, by processor time, in turns. The clipped sum is compared
 with the gradient of the mean loss by autograd. A whole step of DPSGD is compared with one of Opacus: both clip, draw
-noise and change the parameters; Opacus draws from PyTorch's generator, DPSGD from the operating system's randomness.
+noise and change the parameters, and none draws its batch; the noise of Opacus comes from PyTorch's generator, that of
+DPSGD from the operating system's randomness.
 Memory is the most bytes of tensors alive at once, beside the model; that of Opacus is its least in any mode, which need
 not be the fastest one. The error is that of the clipped sum against a loop over single examples, each given twice,
 since some forwards squeeze a batch of one away. What is not installed or does not run has its reason.
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,17 +88,14 @@ def _row(build: Callable[[], Case], seconds: float, said: _Said, stepped: Callab
         return {"way": str(error)}
     calls: dict[str, Call] = {"plain": lambda: plain_gradient(case), "sum": lambda: clipped_sum(case, CLIP)}
     plain, ours = map(peak_bytes, calls.values())
-    calls["step"], peak = _measured(stepped(_seeded(build)))
+    step = stepped(_seeded(build))
+    calls["step"], peak = step.take, _peak(step)
     opacus, theirs, mode = _opacus(build)
     calls |= {"Opacus": opacus} if opacus else {}
-    ms = {what: median(times) for what, times in times_in_turns(calls, seconds, clock=time.process_time).items()}
-    row: Row = {
-        "batch": len(case.targets),
-        "error": error_of(case),
-        "plain ms": ms["plain"],
-        "sum": ms["sum"] / ms["plain"],
-    }
-    row |= {"step": ms["step"] / ms["plain"], "Opacus": mode, "plain MB": plain / 1e6, "memory": ours / plain}
+    times = times_in_turns(calls, seconds, before={"step": step.draw})
+    ms = {what: median(found) for what, found in times.items()}
+    row: Row = {"batch": len(case.targets), "error": error_of(case), "plain ms": ms["plain"], "plain MB": plain / 1e6}
+    row |= {"sum": ms["sum"] / ms["plain"], "step": ms["step"] / ms["plain"], "memory": ours / plain, "Opacus": mode}
     row |= {"Opacus/step": ms["Opacus"] / ms["step"], "Opacus/memory": theirs / peak} if opacus else {}
     return row | {"way": said.way}
 
@@ -108,11 +107,12 @@ def _seeded(build: Callable[[], Case]) -> Case:
         return build()
 
 
-def _measured(step: Step) -> tuple[Call, int]:
-    """A step that is warm, and the most bytes of two in a row, from a model without gradients."""
+def _peak(step: Step) -> int:
+    """The most bytes of two steps in a row and their batches, from a model without gradients, after one to warm up."""
+    step.draw()
     step.take()
     step.clear()
-    return step.take, peak_bytes(lambda: (step.take(), step.take()))
+    return peak_bytes(lambda: (step.draw(), step.take(), step.draw(), step.take()))
 
 
 def _opacus(build: Callable[[], Case]) -> tuple[Call | None, int, str]:
@@ -120,13 +120,13 @@ def _opacus(build: Callable[[], Case]) -> tuple[Call | None, int, str]:
     found, reason = [], ""
     for mode in OPACUS_MODES:
         try:
-            step, peak = _measured(opacus_step(mode, _seeded(build)))
+            step = opacus_step(mode, _seeded(build))
+            peak, begin = _peak(step), time.process_time()
         except UNSERVED as error:
             reason = reason or f"none: {error}"
         else:
-            begin = time.process_time()
-            step()
-            found.append((time.process_time() - begin, mode, step, peak))
+            step.take()
+            found.append((time.process_time() - begin, mode, step.take, peak))
     if not found:
         return None, 0, reason
     _, mode, best, _ = min(found)
@@ -169,8 +169,8 @@ def private_step(case: Case) -> Step:
     data = [(rows_of(case.inputs, place), case.targets[place]) for place in range(count)]
     settings = {"batch_size": count, "epochs": 10**6, "delta": 1e-5, "clip_norm": CLIP}
     loop = DPSGD(case.model, optimizer, data, **settings, loss=case.loss, privacy=privacy)  # type: ignore[arg-type]
-    batches = iter(loop)
-    return Step(lambda: loop.step(*next(batches)), optimizer.zero_grad)
+    batches, drawn = iter(loop), list[Any]()
+    return Step(lambda: loop.step(*drawn.pop()), optimizer.zero_grad, lambda: drawn.append(next(batches)))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,9 @@ Row = dict[str, Any]
 TURN_SECONDS = 0.1
 
 
-def times_in_turns(
-    calls: dict[str, Call], seconds: float, *, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
-    """Milliseconds of each call, for `seconds` times their number; three rounds at least, after one that warms up."""
-    for call in calls.values():
-        call()
+def times_in_turns(calls: dict[str, Call], seconds: float, *, before: dict[str, Call]) -> dict[str, list[float]]:
+    """Milliseconds of processor time of each call, for `seconds` times their number; three rounds at least. The calls
+    are warm; what is called `before` one of them is not timed."""
     times: dict[str, list[float]] = {what: [] for what in calls}
     end = time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end or min(map(len, times.values())) < 3:
@@ -26,9 +23,10 @@ def times_in_turns(
             # Several calls a turn, as in training: the first one finds the caches as another's turn left them.
             turn = time.perf_counter()
             while time.perf_counter() < turn + TURN_SECONDS:
-                begin = clock()
+                before.get(what, tuple)()
+                begin = time.process_time()
                 call()
-                times[what].append(1e3 * (clock() - begin))
+                times[what].append(1e3 * (time.process_time() - begin))
     return times
 
 
