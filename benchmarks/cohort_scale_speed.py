@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cohort_speed import SEED, WORK, digits_like
+from benchmarks.side_by_side import Row
 from discreet.data.examples import Task
 from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
@@ -27,8 +27,6 @@ from discreet.settings.compose import load_config
 from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
-
-Row = dict[str, Any]
 
 # (population, expected cohort): more and more clients, and then larger and larger cohorts of all of them.
 SCALES = ((1000, 100), (10_000, 100), (100_000, 100), (1_000_000, 100), (1_000_000, 1000), (1_000_000, 10_000))
@@ -49,30 +47,19 @@ def rows(
     """A row for each scale, and one for FLUTE's benchmark."""
     task = digits_like()
     found = [scale(model, task, population, cohort) for population, cohort in scales]
-    seconds = _timed(lambda: _rounds(planned(load_config([*WORK, *FLUTE])), task, count=flute_rounds, population=1000))[
-        0
-    ]
+    flute = planned(load_config([*WORK, *FLUTE]))
+    seconds, _ = _timed(lambda: _rounds(flute, task, count=flute_rounds, population=1000))
     return [*found, {"what": f"FLUTE's benchmark, {flute_rounds} rounds", "seconds": seconds}]
 
 
 def scale(model: str, task: Task, population: int, cohort: int) -> Row:
     """One round, after one that warms up."""
-    words = [
-        f"model.name={model}",
-        f"data.num_clients={population}",
-        f"sampling.probability={cohort / population}",
-    ]
-    run = planned(load_config([*WORK, *words]))
+    sizes = (f"data.num_clients={population}", f"sampling.probability={cohort / population}")
+    run = planned(load_config([*WORK, f"model.name={model}", *sizes]))
     _rounds(run, task, count=1, population=population)
     seconds, peak = _timed(lambda: _rounds(run, task, count=1, population=population))
-    return {
-        "what": "one round",
-        "population": population,
-        "cohort": cohort,
-        "seconds": seconds,
-        "clients_per_second": cohort / seconds,
-        "peak_mib": peak,
-    }
+    row = {"what": "one round", "population": population, "cohort": cohort, "seconds": seconds}
+    return row | {"clients_per_second": cohort / seconds, "peak_mib": peak}
 
 
 def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
@@ -85,9 +72,8 @@ def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
             cohort = cohort_sampling(plan).draw(exchange.available_clients(), secure_source())
             replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
             updates = ReplyStats().accept(replies)
-            state, _ = dp_fedavg_round(
-                state, updates, round_settings(plan), source=secure_source(), charge=lambda _: None
-            )
+            settings, source = round_settings(plan), secure_source()
+            state, _ = dp_fedavg_round(state, updates, settings, source=source, charge=lambda _: None)
     return state
 
 

@@ -1,7 +1,5 @@
 """How fast virtual clients are trained: whole cohorts in one computation, against one client after the other.
 
-    python -m benchmarks.cohort_speed --json cohort.json
-
 The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one epoch, learning rate
 0.1, every update clipped and added up. Everything that is compared runs in turns, so that a busy machine slows all of
 it alike. Times are medians of rounds by the clock. Whole cohorts are trained by a process for each core; what is not
@@ -11,26 +9,19 @@ it is not.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
-import math
-import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from benchmarks.pfl_rounds import pfl_rounds
+from benchmarks.side_by_side import Row
 from discreet.data.examples import SHAPES, Examples, Task
 from discreet.data.partition import partition_indices
 from discreet.ledger.durable_ledger import DurableLedger
@@ -51,7 +42,6 @@ from discreet.simulation.client_examples import ClientExamples, PartitionedExamp
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
 
-Row = dict[str, Any]
 Rounds = Callable[[Sequence[int]], None]
 
 MODELS = ("logistic_regression", "mlp", "cnn")
@@ -191,30 +181,3 @@ def _batched(run: Settings, task: Task, held: ClientExamples, ledger: DurableLed
             total.take(replies)
 
     return rounds
-
-
-def main() -> None:
-    """Measures, prints the table, and writes it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--repetitions", type=int, default=7)
-    words = parser.parse_args()
-    # What is not batched works on matrices too small for a second thread.
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", UserWarning)
-    measured = rows(models=words.models, repetitions=words.repetitions)
-    title = f"clients a second; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
-    table = Table("model", "way", "clients a second", "ratio", "to pfl-research", title=title)
-    for row in measured:
-        numbers = (f"{row['clients_per_second']:,.0f}", f"{row['ratio']:.1f}", f"{row.get('to_pfl', math.nan):.1f}")
-        table.add_row(row["model"], row["way"], *numbers)
-    Console().print(table)
-    if not importlib.util.find_spec("pfl"):
-        Console().print("pfl-research is not installed, and not compared")
-    if words.json:
-        words.json.write_text(json.dumps(measured, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

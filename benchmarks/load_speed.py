@@ -14,14 +14,13 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.empty_app.empty_client import answer_to
-from discreet.cli.console import print_table
+from benchmarks.side_by_side import Row
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
@@ -34,8 +33,6 @@ PARTS = ("gate", "link", "app")  # the node proxy, the SuperLink, the ServerApp
 PAUSE_SECONDS = 3.0  # between two looks of a light node for a message; a SuperNode's are 0.5 to 3 s
 PATIENCE_SECONDS, LOOK_SECONDS = 3600.0, 0.25
 TICKS, MEBIBYTE = os.sysconf("SC_CLK_TCK"), 2**20
-
-Row = dict[str, Any]
 
 
 def rows(nodes: Sequence[int] = NODES, sizes: Sequence[int] = SIZES, *, rounds: int = 3) -> list[Row]:
@@ -127,8 +124,8 @@ def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
     with empty_federation(folder, names, pause=PAUSE_SECONDS) as federation:
         ready, keys = folder / "nodes-ready", [federation.secrets / "nodes" / f"{name}.key" for name in names]
         command = [
-            *(sys.executable, "-m", "benchmarks.load_speed", "--light", f"127.0.0.1:{federation.proxy_port}"),
-            *("--authority", federation.authority, "--ready", ready, "--keys", *keys),
+            *(sys.executable, "-m", "benchmarks.load_speed", f"127.0.0.1:{federation.proxy_port}"),
+            *(federation.authority, ready, *keys),
         ]
         process = federation.start("nodes", [str(word) for word in command])
         wait_until(lambda: ready.exists() or process.poll() is not None, PATIENCE_SECONDS, "all nodes are let in")
@@ -141,32 +138,21 @@ def _light_nodes(address: str, authority: Path, ready: Path, keys: Sequence[Path
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     with ExitStack() as nodes:
         for key in keys:
-            nodes.enter_context(
-                raw_node(address, authority=authority, key=key, behaviour=answer_to, pause=PAUSE_SECONDS)
-            )
+            node = raw_node(address, authority=authority, key=key, behaviour=answer_to, pause=PAUSE_SECONDS)
+            nodes.enter_context(node)
         ready.touch()
         asked.wait()
 
 
-def main(words: Sequence[str]) -> int:
-    """Measures other points than the section has; or is the process of the light nodes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load_speed", description=__doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="parameters of the model")
-    parser.add_argument("--rounds", type=int, default=3, help="of each point")
-    parser.add_argument("--light", metavar="HOST:PORT", help=argparse.SUPPRESS)
-    parser.add_argument("--authority", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--ready", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--keys", type=Path, nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
-    if arguments.light:
-        _light_nodes(arguments.light, arguments.authority, arguments.ready, arguments.keys)
-    else:
-        started = time.strftime("%Y-%m-%d %H:%M")
-        print(started)
-        print_table(rows(arguments.nodes, arguments.sizes, rounds=arguments.rounds))
-    return 0
+def main() -> None:
+    """The process of the light nodes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.load_speed", description=main.__doc__)
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("authority", type=Path)
+    parser.add_argument("ready", type=Path)
+    parser.add_argument("keys", type=Path, nargs="+")
+    _light_nodes(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main()

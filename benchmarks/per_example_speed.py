@@ -1,46 +1,21 @@
-"""What per-example clipping costs: clipped gradient sums against the plain gradient, and whole steps with noise.
+"""What per-example clipping costs for three small models that are a Sequential: as `loop`, without its account.
 
-    python -m benchmarks.per_example_speed --json times.json
-
-Everything that is compared runs in turns, in one process and with the same threads, so that a busy machine slows all of
-it alike. Times are medians; the ratio is of medians, to the plain gradient for gradients and to the plain step for
-steps, and beside it stands the ratio of the fastest times. Opacus is compared if it is installed (extra [bench]).
+The step is that of a client: the clipped sum, noise from the operating system's randomness, and the update.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
-import statistics
-import time
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
+from torch import nn
 
-from benchmarks.opacus_steps import OPACUS_MODES, opacus_step
-from discreet.per_example.per_example import clipped_gradient_sum
+from benchmarks.loop_speed import SECONDS, clipped_sum, compared
+from benchmarks.opacus_steps import CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Step
+from benchmarks.people_models import Case
+from benchmarks.side_by_side import Row
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
-
-CLIP = 1.0
-NOISE_MULTIPLIER = 1.1
-LEARNING_RATE = 0.1
-SECONDS = 4.0
-TURN_SECONDS = 0.1
-
-Call = Callable[[], object]
-Row = dict[str, Any]
 
 
 def logistic_regression() -> nn.Module:
@@ -66,190 +41,25 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"lr": logistic_regression, "mlp": 
 def rows(
     models: Sequence[str] = tuple(MODELS), batches: Sequence[int] = (64, 256), *, seconds: float = SECONDS
 ) -> list[Row]:
-    """Rows of model, batch, what, ms, ratio, ratio_of_fastest and kind; `seconds` for each function compared.
+    """A row for each model and size of a batch, as in `loop_speed.compared`."""
 
-    `kind` is gradient or step (ms), memory (bytes and their ratio), or skipped (with the reason).
-    """
-    found: list[Row] = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus, at every first layer
-        for name in models:
-            for count in batches:
-                case = {"model": name, "batch": count}
-                found += [case | row for row in _case(MODELS[name], count, seconds)]
-    return found
+    def case(name: str, count: int) -> Callable[[], Case]:
+        return lambda: Case(MODELS[name](), torch.randn(count, 1, 28, 28), torch.randint(0, 10, (count,)))
+
+    return compared(
+        {f"{name}, {count}": case(name, count) for name in models for count in batches}, seconds, stepped=step_of
+    )
 
 
-def _case(build: Callable[[], nn.Module], count: int, seconds: float) -> list[Row]:
-    inputs, targets = torch.randn(count, 1, 28, 28), torch.randint(0, 10, (count,))
-    gradients = _gradients(build(), inputs, targets)
-    steps, skipped = _steps(build, inputs, targets)
-    missing = [{"what": what, "kind": "skipped", "reason": reason} for what, reason in skipped]
-    timed = _timed(gradients, seconds, kind="gradient") + _timed(steps, seconds, kind="step")
-    return timed + missing + _memory(gradients)
-
-
-def _gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Call]:
-    """What is compared to the first: calls without side effects."""
-    source, size = secure_source(), sum(value.numel() for value in model.parameters())
-    return {
-        "plain gradient": partial(plain_gradient, model, inputs, targets),
-        "clipped sum": partial(clipped_gradient_sum, model, inputs, targets=targets, clip_norm=CLIP),
-        "vmap(grad)": partial(vmapped_sum, model, inputs, targets),
-        "noise": lambda: source.normal(size),
-    }
-
-
-def plain_gradient(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    """The gradient of the mean loss by autograd, one tensor a parameter: what a step of SGD starts from."""
-    return torch.autograd.grad(functional.cross_entropy(model(inputs), targets), tuple(model.parameters()))
-
-
-def vmapped_sum(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The clipped sum the usual way: every gradient built by torch.func, then clipped, then added up."""
-    values = {name: value.detach() for name, value in model.named_parameters()}
-
-    def loss(values: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
-        outputs = functional_call(model, values, (example.unsqueeze(0),))
-        return functional.cross_entropy(outputs, target.unsqueeze(0))
-
-    found = vmap(grad(loss), in_dims=(None, 0, 0))(values, inputs, targets)
-    gradients = torch.cat([value.flatten(1) for value in found.values()], 1)
-    scale: Tensor = (CLIP / gradients.norm(dim=1)).clamp(max=1.0)
-    return scale @ gradients
-
-
-def _steps(
-    build: Callable[[], nn.Module], inputs: Tensor, targets: Tensor
-) -> tuple[dict[str, Call], list[tuple[str, str]]]:
-    """Whole steps on models of their own, and the peers that are not there, with the reason."""
-    steps: dict[str, Call] = {
-        "plain step": plain_step(build(), inputs, targets),
-        "DP-SGD step": private_step(build(), inputs, targets, add_noise=secure_noise()),
-        "DP-SGD step, torch's noise": private_step(build(), inputs, targets, add_noise=torch_noise),
-    }
-    peers = [f"Opacus {mode}" for mode in OPACUS_MODES]
-    if importlib.util.find_spec("opacus") is None:
-        return steps, [(peer, "opacus is not installed") for peer in peers]
-    settings = {"clip": CLIP, "noise_multiplier": NOISE_MULTIPLIER, "learning_rate": LEARNING_RATE}
-    for mode, peer in zip(OPACUS_MODES, peers, strict=True):
-        steps[peer] = opacus_step(mode, build(), (inputs, targets), settings=settings)
-    return steps, []
-
-
-def secure_noise() -> Callable[[Tensor], Tensor]:
-    """The project's noise, from the operating system's key."""
-    source, mechanism = secure_source(), Gaussian(NOISE_MULTIPLIER)
-    return lambda total: mechanism.add_noise(total, CLIP, source)
-
-
-def torch_noise(total: Tensor) -> Tensor:
-    """Noise as Opacus draws it unless told otherwise: fast, and predictable from what came before."""
-    return total + torch.randn_like(total) * (NOISE_MULTIPLIER * CLIP)
-
-
-def plain_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Call:
-    """One step of SGD by torch.optim."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
-
-
-def private_step(model: nn.Module, inputs: Tensor, targets: Tensor, *, add_noise: Callable[[Tensor], Tensor]) -> Call:
+def step_of(case: Case) -> Step:
     """One step of DP-SGD: the clipped sum, noise, and the update over the batch size."""
-    parameters = tuple(model.parameters())
+    parameters, source, mechanism = tuple(case.model.parameters()), secure_source(), Gaussian(NOISE_MULTIPLIER)
     sizes = [value.numel() for value in parameters]
 
     @torch.no_grad()
     def step() -> None:
-        total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=CLIP)
-        noised = add_noise(total)
+        noised = mechanism.add_noise(clipped_sum(case, CLIP)[0], CLIP, source)
         for value, change in zip(parameters, torch.split_with_sizes(noised, sizes), strict=True):
-            value.sub_(change.view(value.shape), alpha=LEARNING_RATE / len(inputs))
+            value.sub_(change.view(value.shape), alpha=LEARNING_RATE / len(case.targets))
 
-    return step
-
-
-def _timed(calls: dict[str, Call], seconds: float, *, kind: str) -> list[Row]:
-    """Times of calls that take turns for `seconds` times their number; ratios are to the first."""
-    for call in calls.values():
-        for _ in range(3):
-            call()
-    times: dict[str, list[float]] = {what: [] for what in calls}
-    end = time.perf_counter() + seconds * len(calls)
-    while time.perf_counter() < end or not all(times.values()):
-        for what, call in calls.items():
-            # Several calls a turn, as in training: the first one finds the caches as another's turn left them.
-            turn = time.perf_counter()
-            while (begin := time.perf_counter()) < turn + TURN_SECONDS:
-                call()
-                times[what].append(1e3 * (time.perf_counter() - begin))
-    median = {what: statistics.median(spent) for what, spent in times.items()}
-    fastest = {what: min(spent) for what, spent in times.items()}
-    first = next(iter(calls))
-    return [
-        {
-            "what": what,
-            "kind": kind,
-            "ms": median[what],
-            "fastest_ms": fastest[what],
-            "ratio": median[what] / median[first],
-            "ratio_of_fastest": fastest[what] / fastest[first],
-        }
-        for what in calls
-    ]
-
-
-def _memory(calls: dict[str, Call]) -> list[Row]:
-    """The most bytes of tensors alive at once inside each call, and their ratio to the first."""
-    peaks = {what: _peak_bytes(call) for what, call in calls.items()}
-    first = next(iter(peaks.values()))
-    return [{"what": what, "kind": "memory", "bytes": peak, "ratio": peak / first} for what, peak in peaks.items()]
-
-
-def _peak_bytes(call: Call) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        call()
-    assert watched.profiler is not None
-    assert watched.profiler.kineto_results is not None
-    changes = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    level = peak = 0
-    for event in sorted(changes, key=lambda event: event.start_ns()):
-        level += event.nbytes()
-        peak = max(peak, level)
-    return peak
-
-
-def table(found: Sequence[Row]) -> Table:
-    """The rows as a table: milliseconds or megabytes, and ratios."""
-    shown = Table("model", "batch", "what", "kind", "median", "ratio", "of fastest")
-    for row in found:
-        amount = f"{row['ms']:.3f} ms" if "ms" in row else f"{row['bytes'] / 1e6:.2f} MB" if "bytes" in row else "-"
-        ratios = [f"{row[name]:.2f}" if name in row else "-" for name in ("ratio", "ratio_of_fastest")]
-        shown.add_row(row["model"], str(row["batch"]), row["what"], row.get("reason", row["kind"]), amount, *ratios)
-    return shown
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, and write JSON where asked to."""
-    parser = argparse.ArgumentParser(description="Per-example clipping against plain gradients, vmap and Opacus.")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--batches", nargs="+", type=int, default=[64, 256])
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for each function compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(chosen.threads)
-    found = rows(chosen.models, chosen.batches, seconds=chosen.seconds)
-    Console().print(table(found))
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(found, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return Step(step, lambda: None)

@@ -33,12 +33,7 @@ class _Classifier(nn.Module):
 
 
 def pfl_rounds(
-    layers: nn.Module,
-    task: Task,
-    held: ClientExamples,
-    *,
-    training: TrainingConfig,
-    clip_norm: float,
+    layers: nn.Module, task: Task, held: ClientExamples, *, training: TrainingConfig, clip_norm: float
 ) -> Callable[[Sequence[int]], None]:
     """A function that trains one round of the clients it is given: federated averaging with central Gaussian noise.
 
@@ -67,14 +62,9 @@ def pfl_rounds(
         plan = algorithm.NNAlgorithmParams(
             central_num_iterations=1, evaluation_frequency=1000, train_cohort_size=len(clients), val_cohort_size=0
         )
-        algorithm.FederatedAveraging().run(
-            plan,
-            backend,
-            model,
-            local,
-            hyperparam.NNEvalHyperParams(local_batch_size=None),
-            send_metrics_to_platform=False,
-        )
+        rated = hyperparam.NNEvalHyperParams(local_batch_size=None)
+        run = algorithm.FederatedAveraging().run
+        run(plan, backend, model, local, rated, send_metrics_to_platform=False)
 
     return rounds
 

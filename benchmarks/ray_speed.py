@@ -1,15 +1,13 @@
-"""The cost of a Ray cluster on one machine, beside the forked workers: rounds and whole runs.
+"""The cost of a Ray cluster on one machine, beside the forked workers.
 
 Rounds are those of benchmarks/cohort_speed.py: 100 of 1000 clients of 60 images, sums on the grid. Each way has a
 process of its own and two CPUs, and they take turns. One way is a cluster of two nodes of one CPU each, both of them on
-this machine. Whole runs are `discreet simulate rounds=5`, the start of Python and of Ray included, in turns too.
+this machine.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,13 +15,12 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
+from benchmarks.side_by_side import Row
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import build_model, flatten_parameters
 from discreet.server.plan import planned
@@ -33,20 +30,16 @@ from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.engine import engine_of
 
-Row = dict[str, Any]
-
 FORKED, ONE_NODE, TWO_NODES = "forked workers", "Ray, one node of two CPUs", "Ray, two nodes of one CPU"
 WAYS: dict[str, tuple[int, ...]] = {FORKED: (), ONE_NODE: (2,), TWO_NODES: (1, 1)}
-CLIENTS, TURN_SECONDS, RUNS = 1000, 1.0, 3
-RUN = ("rounds=5", "model.name=logistic_regression", "seed=20731")
+CLIENTS, TURN_SECONDS = 1000, 1.0
 
 
 def rows(*, models: Sequence[str] = MODELS, examples: int = 60_000, repetitions: int = 9) -> list[Row]:
-    """A row for each model and way, then for whole runs."""
+    """A row for each model and way."""
     with ExitStack() as held:
         asked = {way: held.enter_context(_process(nodes, examples)) for way, nodes in WAYS.items()}
-        found = [row for name in models for row in _compared(name, asked, repetitions)]
-    return found + _whole_runs()
+        return [row for name in models for row in _compared(name, asked, repetitions)]
 
 
 def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list[Row]:
@@ -129,25 +122,3 @@ def _turn(transport: BatchedTransport) -> list[float]:
             total.take(replies)
         times.append(time.perf_counter() - started)
     return times
-
-
-def _whole_runs() -> list[Row]:
-    times: dict[str, list[float]] = {"batched": [], "ray": []}
-    with TemporaryDirectory() as folder:
-        for number in range(RUNS):
-            for engine, found in times.items():
-                words = [*RUN, f"engine={engine}", f"output_dir={folder}/{engine}-{number}"]
-                started = time.perf_counter()
-                subprocess.run([sys.executable, "-m", "discreet", "simulate", *words], check=True, capture_output=True)
-                found.append(time.perf_counter() - started)
-    base = median(times["batched"])
-    return [
-        {
-            "what": "whole run of 5 rounds",
-            "way": f"engine={engine}",
-            "seconds": median(found),
-            "beside": "engine=batched",
-        }
-        | {"ratio": median(found) / base}
-        for engine, found in times.items()
-    ]

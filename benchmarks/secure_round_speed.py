@@ -1,5 +1,4 @@
-"""The price of secure aggregation in a real federation: `discreet benchmark secure_round`, or with another number of
-nodes `python -m benchmarks.secure_round_speed --nodes 10`.
+"""The price of secure aggregation in a real federation: `discreet benchmark secure_round`.
 
 One SuperLink, a node proxy, and as many SuperNode processes, all on this machine, with TLS and node keys, and a model
 of a million parameters: rounds whose updates the server reads, and rounds under secure aggregation, which are three
@@ -9,20 +8,17 @@ values for so many peers, at most 0.3 s.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.load_speed import MEBIBYTE, PATIENCE_SECONDS, ServerWatch, finish
-from discreet.cli.console import print_table
+from benchmarks.side_by_side import Row
 from discreet.deployment.local_federation import Federation, federation_of
 from discreet.masking.masks import KEY_BYTES, add_mask
 from examples.million import million
@@ -32,8 +28,6 @@ MODEL = f"{million.__module__}:{million.__name__}"
 WARM_UP = 1  # the first round of a run installs the app on every node
 EXAMPLES, CLASSES = 30, 10  # of each node; of the task digits
 SECURE = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "privacy.secure.dropouts=2")
-
-Row = dict[str, Any]
 
 
 def rows(nodes: int = 20, rounds: int = 3) -> list[Row]:
@@ -68,12 +62,8 @@ def _rounds(federation: Federation, what: str, *, nodes: int, rounds: int, more:
     measured = folder.read_metrics()[WARM_UP:]
     seconds = statistics.median(row["seconds"] or 0.0 for row in measured)
     memory = {name: round(size / MEBIBYTE) for name, size in watch.peaks.items()}
-    return {
-        "what": what,
-        "nodes": nodes,
-        "replies": sum(row["replies"] or 0 for row in measured),
-        "seconds": seconds,
-    } | memory
+    replies = sum(row["replies"] or 0 for row in measured)
+    return {"what": what, "nodes": nodes, "replies": replies, "seconds": seconds} | memory
 
 
 def masking_seconds(nodes: int) -> float:
@@ -82,17 +72,3 @@ def masking_seconds(nodes: int) -> float:
     for _ in range(nodes):
         add_mask(total, os.urandom(KEY_BYTES), subtract=False)
     return time.perf_counter() - started
-
-
-def main(words: Sequence[str]) -> int:
-    """Measures with another number of nodes than the section has."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.secure_round_speed", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=20, help="SuperNode processes; each takes about 300 MB")
-    parser.add_argument("--rounds", type=int, default=3, help="of each kind, after a first one that is not counted")
-    arguments = parser.parse_args(words)
-    print_table(rows(arguments.nodes, arguments.rounds))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The benchmark of per-example clipping runs, small, and its rows say what was compared."""
+"""The benchmark of per-example clipping runs, small, and what it compares is the same work."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import pytest
 import torch
 
 from benchmarks import per_example_speed as per_example
-from benchmarks.opacus_steps import OPACUS_MODES
-from discreet.per_example.per_example import clipped_gradient_sum
+from benchmarks.loop_speed import error_of
+from benchmarks.people_models import Case
 
 
 @pytest.mark.slow
-def test_every_comparison_has_a_row_and_a_peer_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    found = per_example.rows(["lr"], [4], seconds=0.001)
-    timed = {row["what"]: row for row in found if row["kind"] in ("gradient", "step")}
-    assert {"plain gradient", "clipped sum", "vmap(grad)", "noise", "plain step", "DP-SGD step"} <= timed.keys()
-    assert all(row["ms"] > 0 and row["ratio"] > 0 for row in timed.values())
-    assert [row["what"] for row in found if row["kind"] == "skipped"] == [f"Opacus {mode}" for mode in OPACUS_MODES]
+def test_every_model_and_batch_has_a_row() -> None:
+    rows = per_example.rows(["lr"], [4, 6], seconds=0.0)
+    assert [(row["model"], row["batch"]) for row in rows] == [("lr, 4", 4), ("lr, 6", 6)]
+    assert all(row[name] > 0 for row in rows for name in ("plain ms", "sum", "step", "memory"))
 
 
-def test_the_compared_sums_are_equal() -> None:
-    model, inputs, targets = per_example.perceptron(), torch.randn(5, 1, 28, 28), torch.tensor([0, 1, 2, 3, 4])
-    total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=per_example.CLIP)
-    torch.testing.assert_close(total, per_example.vmapped_sum(model, inputs, targets), rtol=1e-4, atol=1e-5)
+def test_the_sum_is_that_of_single_examples() -> None:
+    inputs, targets = torch.randn(5, 1, 28, 28), torch.tensor([0, 1, 2, 3, 4])
+    assert error_of(Case(per_example.perceptron(), inputs, targets)) < 1e-4
+
+
+def test_a_step_moves_the_parameters() -> None:
+    case = Case(per_example.logistic_regression(), torch.randn(3, 1, 28, 28), torch.tensor([0, 1, 2]))
+    before = [value.detach().clone() for value in case.model.parameters()]
+    per_example.step_of(case).take()
+    assert not any(torch.equal(old, new) for old, new in zip(before, case.model.parameters(), strict=True))

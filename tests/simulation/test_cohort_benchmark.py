@@ -26,8 +26,6 @@ def test_a_large_population_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ray_is_measured_beside_forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_speed, "RUNS", 1)
+def test_ray_is_measured_beside_forked_workers() -> None:
     rows = ray_speed.rows(models=["logistic_regression"], examples=600, repetitions=1)
-    assert [row["way"] for row in rows[:3]] == list(ray_speed.WAYS)
-    assert {row["way"] for row in rows[3:]} == {"engine=batched", "engine=ray"}
+    assert [row["way"] for row in rows] == list(ray_speed.WAYS)
