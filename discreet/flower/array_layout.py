@@ -143,7 +143,10 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
         parts.append(ArrayPart(name, found.shape, str(found.dtype), str(found.dtype) in FLOATS and not fixed))
     _refuse_statistics(parts)
     if not any(part.learned and part.size for part in parts):
-        raise ConfigError("initial_arrays must hold an array of floats that is not frozen: nothing would be learned")
+        raise ConfigError(
+            "initial_arrays must hold an array of floats that is not frozen: nothing would be learned. Models of trees "
+            "(xgboost) are bytes, which have no average"
+        )
     return ArrayLayout(tuple(parts), {part.name: values[part.name] for part in parts if not part.learned})
 
 

@@ -100,7 +100,7 @@ class PrivateEvaluation:
 
     Attributes:
       every: after so many rounds, again and again, and after the last one.
-      metric: its name in the MetricRecord that clients send back: an accuracy, or another share.
+      metric: its name among the metrics that clients send back: an accuracy, or another share.
       noise_multiplier: of the noise, over what one client can add. The standard error of the mean over clients is
         noise_multiplier / (2 * fraction_train * population_size).
     """
