@@ -8,15 +8,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.numpy import save
 
 from discreet.data.examples import TaskShape
 from discreet.flower.array_layout import ArrayLayout
-from discreet.flower.strategy_settings import check_search
+from discreet.flower.strategy_settings import EVALUATED, check_search
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
@@ -111,8 +109,7 @@ def open_app(
     if resumed is None:
         run.folder.arrays_path.parent.mkdir(exist_ok=True)
         metadata = {"layout": layout.described(), "loss": json.dumps(evaluation.loss)}
-        kept = {name: torch.from_numpy(np.array(values)) for name, values in layout.kept.items()}
-        replace_file(run.folder.arrays_path, save(kept, metadata=metadata))
+        replace_file(run.folder.arrays_path, save(dict(layout.kept), metadata=metadata))
     return run
 
 
@@ -130,10 +127,7 @@ def refuse_evaluation(
     if not isinstance(arrays, ArrayRecord):
         raise ConfigError(f"initial_arrays must be an ArrayRecord (got {type(arrays).__name__})")
     if evaluate_config:
-        raise ConfigError(
-            "evaluate_config must be left out: clients are not asked to evaluate, for what they would report is not "
-            "private. Evaluate on data of the server's own by evaluate_fn"
-        )
+        raise ConfigError(f"evaluate_config must be left out: {EVALUATED}")
 
 
 def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:

@@ -84,7 +84,7 @@ class FlowerMessages:
         """The answer of a client with this accuracy. All else that it says is not looked at."""
         value = next((record[self.metric] for record in content.values() if self.metric in record), None)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value})")
+            raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value!r})")
         return TrainReply(number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))
 
 

@@ -187,11 +187,11 @@ class DPFedAvg(Strategy):
             after = evaluation.after(run.plan.query)
             with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
                 outcome = TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round).run()
+                result.arrays = layout.record(outcome.model.params)
                 metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
-                close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
+                close_run(run, outcome, result.arrays.to_torch_state_dict(), metadata)
                 say_how_it_ended(run, outcome)
         self.outcome = outcome
-        result.arrays = layout.record(outcome.model.params)
         result.evaluate_metrics_serverapp.update(evaluation.found)
         return result
 
