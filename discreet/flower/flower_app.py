@@ -58,15 +58,10 @@ def evaluation_result(metrics: MetricRecord | None) -> EvaluationResult:
 
 @dataclass(eq=False)
 class ServerEvaluation:
-    """Evaluates with the app's own function, on data of the server, and remembers what it said.
-
-    Attributes:
-      loss: of the arrays that the run started from, the yardstick for a loss that runs away; None if it is not known.
-    """
+    """Evaluates with the app's own function, on data of the server, and remembers what it said."""
 
     evaluate_fn: EvaluateFn | None
     layout: ArrayLayout
-    loss: float | None = None
     found: dict[int, MetricRecord] = field(default_factory=dict)
 
     def of(self, number: int, arrays: ArrayRecord) -> EvaluationResult:
@@ -74,7 +69,10 @@ class ServerEvaluation:
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(number, arrays)
         if metrics is not None:
             self.found[number] = metrics
-        return evaluation_result(metrics)
+        result = evaluation_result(metrics)
+        if number == 1 and self.evaluate_fn is not None and result == evaluation_result(None):
+            logger.warning("evaluate_fn gives no number whose name ends in loss, accuracy or acc: %s", UNSEEN)
+        return result
 
     def after(self, query: Query | None) -> Callable[[State], EvaluationResult]:
         """Of the model after a round; says nothing if clients rate it instead."""
@@ -90,8 +88,8 @@ class ServerEvaluation:
 def open_app(
     asked: Settings, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
 ) -> RunContext:
-    """The run whose settings are `asked`, with its folder open. `evaluation` gets the layout and the loss that the run
-    started with."""
+    """The run whose settings are `asked`, with its folder open. `evaluation` gets the layout that the run started with;
+    the loss that it started with is the yardstick for one that runs away."""
     if not simulated:
         check_secure(asked.seed)
     layout, num_params = evaluation.layout, evaluation.layout.num_params
@@ -103,12 +101,12 @@ def open_app(
     folder = check_output(plan.output, resume=plan.resume)
     resumed = _read_arrays(folder, layout) if plan.resume else None
     check_noise(plan, lambda rounds: _plan(resolve_noise(replace(asked, rounds=rounds)), asked, num_params))
-    evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
-    plan = plan if evaluation.loss is None else replace(plan, chance_loss=evaluation.loss)
+    evaluation.layout, loss = resumed or (layout, evaluation.of(0, arrays).loss)
+    plan = plan if loss is None else replace(plan, chance_loss=loss)
     run = open_run(plan, params=evaluation.layout.vector(arrays), simulated=simulated, held=held)
     if resumed is None:
         run.folder.arrays_path.parent.mkdir(exist_ok=True)
-        metadata = {"layout": layout.described(), "loss": json.dumps(evaluation.loss)}
+        metadata = {"layout": layout.described(), "loss": json.dumps(loss)}
         replace_file(run.folder.arrays_path, save(dict(layout.kept), metadata=metadata))
     return run
 

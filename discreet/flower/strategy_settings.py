@@ -121,6 +121,14 @@ REFUSED = {
     "weighted_by_key": "left out: weights by numbers that clients report would make one client count for more than the "
     "noise is for; all count the same",
 }
+# What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other steps.
+HINTS = {
+    **{each.name: ": it is one of the mechanism, such as CentralGaussian({}=...)" for each in fields(MaskedGaussian)},
+    "proximal_mu": ': clients read it from start(train_config=ConfigRecord({{"proximal-mu": ...}}))',
+    **dict.fromkeys(
+        ("eta", "beta_1", "beta_2", "tau"), ": give server_optimizer=discreet.ServerAdam({}=...) or ServerYogi"
+    ),
+}
 # The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
 GIVEN = {
     **{name: name for name in ("seed", "output_dir", "resume")},
@@ -184,9 +192,7 @@ def _refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} must be {REFUSED[name]}")
         if name not in (*REFUSED, "min_train_nodes"):
             close = difflib.get_close_matches(name, given, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            if name in (field.name for field in fields(MaskedGaussian)):
-                hint = f": it is one of the mechanism, such as CentralGaussian({name}=...)"
+            hint = HINTS.get(name, f"; did you mean {close[0]}?" if close else "").format(name)
             raise TypeError(f"DPFedAvg has no argument {name}{hint}")
     least, available = flower.get("min_train_nodes", 0), given["min_available_nodes"]
     everybody = given["fraction_train"] == 1 and given["sampling"] != "fixed"

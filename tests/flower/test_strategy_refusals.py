@@ -87,7 +87,13 @@ def test_an_argument_that_can_not_be_honoured_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("proximal_mu", "proximal_mu$"),
+        ("seeds", r"seeds; did you mean seed\?"),
+        ("weights", "weights$"),
+        (
+            "proximal_mu",
+            r'proximal_mu: clients read it from start\(train_config=ConfigRecord\({"proximal-mu": ...}\)\)',
+        ),
+        ("eta", r"eta: give server_optimizer=discreet\.ServerAdam\(eta=\.\.\.\) or ServerYogi"),
         ("target_epsilo", r"target_epsilo; did you mean target_epsilon\?"),
         ("max_epsilon", r"max_epsilon: it is one of the mechanism, such as CentralGaussian\(max_epsilon=\.\.\.\)"),
     ],
