@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from discreet import DPFedAvg
 from discreet.ledger.durable_ledger import DurableLedger
 from tests.flower import app_kinds
-from tests.flower.app_kinds import App
+from tests.flower.app_kinds import NODES, App
 from tests.flower.flower_apps import Answer, Nodes
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "flower_app.md").read_text()
@@ -25,8 +25,6 @@ KINDS = [
     *(app_kinds.vit_whole, app_kinds.with_state, app_kinds.subclass),
 ]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-
-
 Told = list[list[object]]
 
 
@@ -35,7 +33,7 @@ def nodes_of(app: App, *, count: int | None = None, told: Told | None = None) ->
     to train holds: its records, the names of its arrays, and the config."""
 
     def node(number: int) -> Answer:
-        place = {"partition-id": number, "num-partitions": app.nodes}
+        place = {"partition-id": number, "num-partitions": NODES}
         context = Context(run_id=1, node_id=number, node_config=place, state=RecordDict(), run_config={})
 
         def answer(message: Message) -> RecordDict:
@@ -46,7 +44,7 @@ def nodes_of(app: App, *, count: int | None = None, told: Told | None = None) ->
 
         return answer
 
-    return Nodes({number + 1: node(number) for number in range(count or app.nodes)})
+    return Nodes({number + 1: node(number) for number in range(count or NODES)})
 
 
 def served(strategy: Strategy, grid: Nodes, starts: Mapping[str, Any], *, rounds: int) -> Result:
@@ -63,7 +61,7 @@ def served(strategy: Strategy, grid: Nodes, starts: Mapping[str, Any], *, rounds
 
 def private(app: App, folder: Path, **settings: Any) -> DPFedAvg:
     """The strategy after the difference; a seed, for tests alone, and a folder."""
-    given = {**app.given, "population_size": app.nodes, "target_epsilon": EPSILON, "delta": DELTA, **app.diff}
+    given = {**app.given, "population_size": NODES, "target_epsilon": EPSILON, "delta": DELTA, **app.diff}
     return DPFedAvg(**given, seed=70061, output_dir=str(folder), **settings)
 
 
