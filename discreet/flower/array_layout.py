@@ -115,10 +115,6 @@ class ArrayLayout:
                 found[part.name] = values.astype(part.dtype)
         return ArrayRecord({part.name: Array(found[part.name]) for part in self.parts})
 
-    def tensors(self, params: Tensor) -> dict[str, Tensor]:
-        """The arrays with these parameters by name, each in its own dtype."""
-        return {name: torch.from_numpy(np.array(array.numpy())) for name, array in self.record(params).items()}
-
     def described(self) -> str:
         """Names, shapes, dtypes and what is learned, as JSON: the same for two runs that may follow one another."""
         return json.dumps([asdict(part) for part in self.parts])
@@ -143,13 +139,16 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
         parts.append(ArrayPart(name, found.shape, str(found.dtype), str(found.dtype) in FLOATS and not fixed))
     _refuse_statistics(parts)
     if not any(part.learned and part.size for part in parts):
-        raise ConfigError("initial_arrays must hold an array of floats that is not frozen: nothing would be learned")
+        raise ConfigError(
+            "initial_arrays must hold an array of floats that is not frozen: nothing would be learned. Models of trees "
+            "(xgboost) are bytes, which have no average"
+        )
     return ArrayLayout(tuple(parts), {part.name: values[part.name] for part in parts if not part.learned})
 
 
 def _initial(name: str, array: Array) -> Values:
     try:
-        values = array.numpy()
+        values = np.asarray(array.numpy(), order="C")  # as files hold them
     except (TypeError, ValueError) as error:
         raise ConfigError(f"initial_arrays: {name} can't be read: {error}") from error
     if str(values.dtype) not in KEPT:

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.numpy import save
 
 from discreet.data.examples import TaskShape
 from discreet.flower.array_layout import ArrayLayout
-from discreet.flower.strategy_settings import check_search
+from discreet.flower.strategy_settings import EVALUATED, check_search
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.queries.metric_answers import metric_blocks
 from discreet.queries.query import Query
@@ -60,15 +58,10 @@ def evaluation_result(metrics: MetricRecord | None) -> EvaluationResult:
 
 @dataclass(eq=False)
 class ServerEvaluation:
-    """Evaluates with the app's own function, on data of the server, and remembers what it said.
-
-    Attributes:
-      loss: of the arrays that the run started from, the yardstick for a loss that runs away; None if it is not known.
-    """
+    """Evaluates with the app's own function, on data of the server, and remembers what it said."""
 
     evaluate_fn: EvaluateFn | None
     layout: ArrayLayout
-    loss: float | None = None
     found: dict[int, MetricRecord] = field(default_factory=dict)
 
     def of(self, number: int, arrays: ArrayRecord) -> EvaluationResult:
@@ -76,7 +69,10 @@ class ServerEvaluation:
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(number, arrays)
         if metrics is not None:
             self.found[number] = metrics
-        return evaluation_result(metrics)
+        result = evaluation_result(metrics)
+        if number == 1 and self.evaluate_fn is not None and result == evaluation_result(None):
+            logger.warning("evaluate_fn gives no number whose name ends in loss, accuracy or acc: %s", UNSEEN)
+        return result
 
     def after(self, query: Query | None) -> Callable[[State], EvaluationResult]:
         """Of the model after a round; says nothing if clients rate it instead."""
@@ -92,8 +88,8 @@ class ServerEvaluation:
 def open_app(
     asked: Settings, arrays: ArrayRecord, evaluation: ServerEvaluation, *, simulated: bool, held: ExitStack
 ) -> RunContext:
-    """The run whose settings are `asked`, with its folder open. `evaluation` gets the layout and the loss that the run
-    started with."""
+    """The run whose settings are `asked`, with its folder open. `evaluation` gets the layout that the run started with;
+    the loss that it started with is the yardstick for one that runs away."""
     if not simulated:
         check_secure(asked.seed)
     layout, num_params = evaluation.layout, evaluation.layout.num_params
@@ -105,14 +101,13 @@ def open_app(
     folder = check_output(plan.output, resume=plan.resume)
     resumed = _read_arrays(folder, layout) if plan.resume else None
     check_noise(plan, lambda rounds: _plan(resolve_noise(replace(asked, rounds=rounds)), asked, num_params))
-    evaluation.layout, evaluation.loss = resumed or (layout, evaluation.of(0, arrays).loss)
-    plan = plan if evaluation.loss is None else replace(plan, chance_loss=evaluation.loss)
+    evaluation.layout, loss = resumed or (layout, evaluation.of(0, arrays).loss)
+    plan = plan if loss is None else replace(plan, chance_loss=loss)
     run = open_run(plan, params=evaluation.layout.vector(arrays), simulated=simulated, held=held)
     if resumed is None:
         run.folder.arrays_path.parent.mkdir(exist_ok=True)
-        metadata = {"layout": layout.described(), "loss": json.dumps(evaluation.loss)}
-        kept = {name: torch.from_numpy(np.array(values)) for name, values in layout.kept.items()}
-        replace_file(run.folder.arrays_path, save(kept, metadata=metadata))
+        metadata = {"layout": layout.described(), "loss": json.dumps(loss)}
+        replace_file(run.folder.arrays_path, save(dict(layout.kept), metadata=metadata))
     return run
 
 
@@ -130,10 +125,7 @@ def refuse_evaluation(
     if not isinstance(arrays, ArrayRecord):
         raise ConfigError(f"initial_arrays must be an ArrayRecord (got {type(arrays).__name__})")
     if evaluate_config:
-        raise ConfigError(
-            "evaluate_config must be left out: clients are not asked to evaluate, for what they would report is not "
-            "private. Evaluate on data of the server's own by evaluate_fn"
-        )
+        raise ConfigError(f"evaluate_config must be left out: {EVALUATED}")
 
 
 def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import ArrayLayout
@@ -39,7 +39,7 @@ class FlowerMessages:
       layout: of the app's arrays.
       config: sent to every client in every round, with the number of the round beside it; or a function that gives it
         for the number of a round.
-      arrays_key, config_key: of the records.
+      keys: of the two records, with the arrays and with the config.
       metric: the name of the accuracy among what clients say of a model, if they are to rate any.
       masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays: the mod of
         `discreet.flower.secure_sum_mod` reads it, and takes it out.
@@ -47,8 +47,7 @@ class FlowerMessages:
 
     layout: ArrayLayout
     config: TrainConfig
-    arrays_key: str = "arrays"
-    config_key: str = "config"
+    keys: tuple[str, str] = ("arrays", "config")
     metric: str = "accuracy"
     masked: tuple[ClientSettings, tuple[str, ...]] | None = None
 
@@ -60,7 +59,9 @@ class FlowerMessages:
         given = self.config if isinstance(self.config, ConfigRecord) else self.config(number)
         if not isinstance(given, ConfigRecord):
             raise ConfigError(f"train_config must give a ConfigRecord for each round (got {given!r} for {number})")
-        content = RecordDict({self.arrays_key: arrays, self.config_key: ConfigRecord({**given, ROUND: number})})
+        # A NumPyClient reads the records of training and of evaluation by different names.
+        keys = [key if work.trains else key.replace("fitins.", "evaluateins.") for key in self.keys]
+        content = RecordDict(dict(zip(keys, (arrays, ConfigRecord({**given, ROUND: number})), strict=True)))
         if self.masked is not None:
             run, frozen = self.masked
             content[ASKED] = ConfigRecord({**request_items(TrainRequest(number, clip_norm, run)), FROZEN: list(frozen)})
@@ -81,10 +82,9 @@ class FlowerMessages:
 
     def _rating(self, number: int, content: RecordDict) -> TrainReply:
         """The answer of a client with this accuracy. All else that it says is not looked at."""
-        records = [record for record in content.values() if isinstance(record, MetricRecord)]
-        value = next((record[self.metric] for record in records if self.metric in record), None)
+        value = next((record[self.metric] for record in content.values() if self.metric in record), None)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value})")
+            raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value!r})")
         return TrainReply(number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))
 
 

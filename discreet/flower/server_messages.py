@@ -33,8 +33,6 @@ from discreet.protocol.messages import (
 )
 from discreet.settings.client_settings import ClientSettings
 
-PIECE = 2**16
-
 
 @dataclass(frozen=True)
 class OwnMessages:
@@ -106,10 +104,10 @@ def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
     if values.shape != (size,):
         raise MalformedMessage(f"the {name} must have the shape ({size},), got {values.shape}")
     with np.errstate(over="ignore"):
-        vector = np.require(values, np.float32, ("C", "ALIGNED"))
+        vector = values.astype(np.float32)  # a copy: the memory of a message can't be written to
     if not all_finite(vector):
         raise MalformedMessage(f"the {name} holds NaN, infinity, or values beyond float32")
-    return _tensor(vector)
+    return torch.from_numpy(vector)
 
 
 def read_masking_reply(content: RecordDict) -> bytes:
@@ -140,25 +138,10 @@ def read_member(content: RecordDict) -> Member:
 def all_finite(values: NDArray[np.float32]) -> bool:
     """True if all values (n,) are finite.
 
-    A finite sum of squares proves it quickly. Otherwise each value is looked at, by pieces, to save memory.
+    A finite sum of squares proves it quickly; otherwise each value is looked at.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(np.dot(values, values)):
-            return True
-    return all(np.isfinite(values[start : start + PIECE]).all() for start in range(0, len(values), PIECE))
-
-
-class _Memory:
-    """The memory of an array, of which it does not say that it can't be written to."""
-
-    def __init__(self, values: NDArray[np.float32]) -> None:
-        self.values = values  # keeps the memory
-        self.__array_interface__ = values.__array_interface__ | {"data": (values.ctypes.data, False)}
-
-
-def _tensor(values: NDArray[np.float32]) -> Tensor:
-    """A tensor in the same memory. PyTorch has none that can't be written to, and warns: whoever has one must not."""
-    return torch.from_numpy(np.asarray(_Memory(values)))
+        return math.isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())
 
 
 def _epsilon(value: object, name: str) -> float:

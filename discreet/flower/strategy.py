@@ -135,7 +135,7 @@ class DPFedAvg(Strategy):
             config = flower_settings(given)
         self.config, self.says, self.on_round = config, says, on_round
         self.frozen = (frozen,) if isinstance(frozen, str) else tuple(frozen)
-        self.keys = {"arrays_key": arrayrecord_key, "config_key": configrecord_key}
+        self.keys = (arrayrecord_key, configrecord_key)
         self.metric = private_evaluation.metric if private_evaluation else ""
         self.outcome: Outcome | None = None
 
@@ -187,11 +187,11 @@ class DPFedAvg(Strategy):
             after = evaluation.after(run.plan.query)
             with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
                 outcome = TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round).run()
+                result.arrays = layout.record(outcome.model.params)
                 metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
-                close_run(run, outcome, layout.tensors(outcome.model.params), metadata)
+                close_run(run, outcome, result.arrays.to_torch_state_dict(), metadata)
                 say_how_it_ended(run, outcome)
         self.outcome = outcome
-        result.arrays = layout.record(outcome.model.params)
         result.evaluate_metrics_serverapp.update(evaluation.found)
         return result
 
@@ -203,7 +203,7 @@ class DPFedAvg(Strategy):
         masked = None if masked_mechanism(plan.run) is None else (plan.run, self.frozen)
         transport = GridTransport(
             grid,
-            FlowerMessages(layout, train_config, metric=self.metric, masked=masked, **self.keys),
+            FlowerMessages(layout, train_config, self.keys, self.metric, masked),
             timeout=plan.round_timeout,
             population_size=plan.run.user.population_size,
             min_nodes=plan.min_nodes,
@@ -228,6 +228,7 @@ class DPFedAvg(Strategy):
                 )
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse_part
+    initialize_parameters = _refuse_part  # what a server of Flower's first API asks a strategy for
 
 
 def _make_log_visible() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import partial, reduce
 from typing import Any
 
 from discreet.ledger.durable_ledger import LedgerError
@@ -100,7 +102,7 @@ class PrivateEvaluation:
 
     Attributes:
       every: after so many rounds, again and again, and after the last one.
-      metric: its name in the MetricRecord that clients send back: an accuracy, or another share.
+      metric: its name among the metrics that clients send back: an accuracy, or another share.
       noise_multiplier: of the noise, over what one client can add. The standard error of the mean over clients is
         noise_multiplier / (2 * fraction_train * population_size).
     """
@@ -119,34 +121,43 @@ REFUSED = {
     "weighted_by_key": "left out: weights by numbers that clients report would make one client count for more than the "
     "noise is for; all count the same",
 }
-# What the constructor, its values and `start` call the settings of conf/; a key comes before its own beginning.
-ARGUMENTS = {
+# What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other steps.
+HINTS = {
+    **{each.name: ": it is one of the mechanism, such as CentralGaussian({}=...)" for each in fields(MaskedGaussian)},
+    "proximal_mu": ': clients read it from start(train_config=ConfigRecord({{"proximal-mu": ...}}))',
+    **dict.fromkeys(
+        ("eta", "beta_1", "beta_2", "tau"), ": give server_optimizer=discreet.ServerAdam({}=...) or ServerYogi"
+    ),
+}
+# The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
+GIVEN = {
+    **{name: name for name in ("seed", "output_dir", "resume")},
     "sampling.kind": "sampling",
     "sampling.probability": "fraction_train",
     "sampling.population_size": "population_size",
     "sampling.population_name": "population_name",
     "sampling.min_nodes": "min_available_nodes",
     "data.num_clients": "population_size",
-    "server.learning_rate": "server_optimizer.learning_rate",
-    "server.momentum": "server_optimizer.momentum",
-    "server.shrink_with_noise": "server_optimizer.shrink_with_noise",
-    "server.round_timeout": "timeout",
-    "privacy.delta": "delta",
-    "privacy.accountant": "accountant",
-    "privacy.noise": "noise",
-    "privacy.secure.": "",
-    "privacy.user.aggregation=secure": "mechanism=MaskedGaussian",
-    "privacy.user.aggregation": "mechanism",
-    "privacy.user.clip.kind": "clipping",
-    "privacy.user.clip.max": "clipping.maximum",
-    "privacy.user.clip.": "clipping.",
-    "privacy.user.": "",
-    "evaluation.every": "private_evaluation.every",
-    "evaluation.noise_multiplier": "private_evaluation.noise_multiplier",
-    "resume=true": "resume=True",
-    "rounds=": "num_rounds=",
-    "rounds must": "num_rounds must",
+    **{f"privacy.{name}": name for name in ("delta", "accountant", "noise")},
+    **{f"privacy.user.{name}": name for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")},
+    "privacy.user.account": "account",
+    **{f"privacy.secure.{name}": name for name in ("dropouts", "colluding", "threshold")},
 }
+# What messages call these, the settings of other values and those of `start`; with `rounds` where it is a setting.
+ARGUMENTS = {
+    **GIVEN,
+    **{f"server.{name}": f"server_optimizer.{name}" for name in ("learning_rate", "momentum", "shrink_with_noise")},
+    **{f"evaluation.{name}": f"private_evaluation.{name}" for name in ("every", "noise_multiplier")},
+    **{f"privacy.user.clip.{field.name}": f"clipping.{field.name}" for field in fields(AdaptiveClipping)},
+    "privacy.user.clip.max": "clipping.maximum",
+    "privacy.user.clip.kind": "clipping",
+    "privacy.user.aggregation": "mechanism",
+    "privacy.user.aggregation=secure": "mechanism=MaskedGaussian",
+    "server.round_timeout": "timeout",
+    "resume=true": "resume=True",
+    "rounds": "num_rounds",
+}
+SETTING = re.compile(r"\brounds(?==| must)|\bresume=true|\b[a-z]\w*(?:\.\w+)+(?:=secure)?")
 
 LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
 # If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
@@ -161,14 +172,8 @@ def said_of(mechanism: object) -> Says:
     >>> said_of(None)("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
     'clip_norm must be within [1e-09, 1e+09] (got 0.0)'
     """
-    short = {"privacy.user.clip.norm": "clip_norm"} if mechanism is None else {}
-
-    def says(text: str) -> str:
-        for setting, argument in (short | ARGUMENTS).items():
-            text = text.replace(setting, argument)
-        return text
-
-    return says
+    arguments = {**ARGUMENTS, "privacy.user.clip.norm": "clip_norm"} if mechanism is None else ARGUMENTS
+    return partial(SETTING.sub, lambda found: arguments.get(found[0], found[0]))
 
 
 @contextmanager
@@ -187,9 +192,7 @@ def _refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} must be {REFUSED[name]}")
         if name not in (*REFUSED, "min_train_nodes"):
             close = difflib.get_close_matches(name, given, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            if name in (field.name for field in fields(MaskedGaussian)):
-                hint = f": it is one of the mechanism, such as CentralGaussian({name}=...)"
+            hint = HINTS.get(name, f"; did you mean {close[0]}?" if close else "").format(name)
             raise TypeError(f"DPFedAvg has no argument {name}{hint}")
     least, available = flower.get("min_train_nodes", 0), given["min_available_nodes"]
     everybody = given["fraction_train"] == 1 and given["sampling"] != "fixed"
@@ -236,37 +239,31 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     _refuse_what_is_not_private(given)
     if given["sampling"] == "everyone" and given["fraction_train"] != 1:
         raise ConfigError(f"fraction_train must be 1 with sampling=everyone (got {given['fraction_train']})")
-    population, optimizer, mechanism = given["population_size"], given["server_optimizer"], _mechanism(given)
-    asked, masked = asdict(mechanism), isinstance(mechanism, MaskedGaussian)
-    rating, evaluation = given["private_evaluation"], {}
+    mechanism = _mechanism(given)
+    asked, masked = {**given, **asdict(mechanism)}, isinstance(mechanism, MaskedGaussian)
+    settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
+    rating = given["private_evaluation"]
     if rating is not None:
         why = "another app's metrics are not masked"
         require(not masked, "private_evaluation", f"None with mechanism=MaskedGaussian: {why}", rating)
-        evaluation = {"kind": "private", "every": rating.every, "noise_multiplier": rating.noise_multiplier}
-    user = {name: asked[name] for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")}
-    user |= {"enabled": True, "account": given["account"], "aggregation": SECURE if masked else PLAIN}
-    return parse_config(
-        {
-            "rounds": 1,
-            **{name: given[name] for name in ("seed", "output_dir", "resume")},
-            "data": {"name": FLOWER_APP, "num_clients": population},
-            "model": {"name": FLOWER_APP},
-            "sampling": {
-                "kind": given["sampling"],
-                "probability": given["fraction_train"],
-                "population_size": population,
-                "population_name": given["population_name"],
-                "min_nodes": given["min_available_nodes"],
-            },
-            "server": server_section(ServerSGD() if optimizer is None else optimizer),
-            "evaluation": evaluation,
-            "privacy": {
-                **{name: asked[name] for name in ("delta", "accountant", "noise")},
-                "user": {**user, "clip": _clip(mechanism.clipping)},
-                "secure": {name: asked[name] for name in ("dropouts", "colluding", "threshold") if masked},
-            },
-        }
-    )
+        settings["evaluation"] = {"kind": "private", "every": rating.every, "noise_multiplier": rating.noise_multiplier}
+    settings |= {
+        **{"rounds": 1, "data.name": FLOWER_APP, "model.name": FLOWER_APP},
+        "server": server_section(ServerSGD() if given["server_optimizer"] is None else given["server_optimizer"]),
+        "privacy.user.enabled": True,
+        "privacy.user.aggregation": SECURE if masked else PLAIN,
+        "privacy.user.clip": _clip(mechanism.clipping),
+    }
+    return parse_config(_nested(settings))
+
+
+def _nested(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Settings by their sections."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, name = key.split(".")
+        reduce(lambda section, part: section.setdefault(part, {}), path, found)[name] = value
+    return found
 
 
 def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:

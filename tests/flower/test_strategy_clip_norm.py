@@ -112,12 +112,22 @@ def test_a_run_whose_updates_are_nearly_all_cut_says_so_once_with_what_to_change
 
 
 @pytest.mark.parametrize(
-    ("evaluates", "rating", "unseen"),
-    [(False, None, True), (True, None, False), (False, PrivateEvaluation(every=1), False)],
+    ("found", "rating", "unseen"),
+    [
+        (None, None, True),
+        ({"loss": 1.0}, None, False),
+        ({"test_acc": 0.5}, None, False),
+        ({"f1": 0.5}, None, True),
+        (None, PrivateEvaluation(every=1), False),
+    ],
 )
 def test_a_run_that_nobody_evaluates_says_that_nobody_will_see_whether_it_learns(
-    evaluates: bool, rating: PrivateEvaluation | None, unseen: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    found: dict[str, float] | None,
+    rating: PrivateEvaluation | None,
+    unseen: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = strategy(tmp_path / "run", private_evaluation=rating)
-    made.start(Nodes(), arrays(), 1, 0.3, evaluate_fn=(lambda *_: MetricRecord()) if evaluates else None)
-    assert ("nobody will see whether the model learns: give start an evaluate_fn" in caplog.text) == unseen
+    made.start(Nodes(), arrays(), 2, 0.3, evaluate_fn=None if found is None else lambda *_: MetricRecord(found))
+    assert caplog.text.count("nobody will see whether the model learns: give start an evaluate_fn") == unseen

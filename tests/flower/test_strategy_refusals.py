@@ -87,7 +87,13 @@ def test_an_argument_that_can_not_be_honoured_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("proximal_mu", "proximal_mu$"),
+        ("seeds", r"seeds; did you mean seed\?"),
+        ("weights", "weights$"),
+        (
+            "proximal_mu",
+            r'proximal_mu: clients read it from start\(train_config=ConfigRecord\({"proximal-mu": ...}\)\)',
+        ),
+        ("eta", r"eta: give server_optimizer=discreet\.ServerAdam\(eta=\.\.\.\) or ServerYogi"),
         ("target_epsilo", r"target_epsilo; did you mean target_epsilon\?"),
         ("max_epsilon", r"max_epsilon: it is one of the mechanism, such as CentralGaussian\(max_epsilon=\.\.\.\)"),
     ],
@@ -115,6 +121,7 @@ BATCH_NORM = {"bn1.weight": np.ones(2, np.float32), "bn1.running_mean": np.zeros
 STARTS: dict[str, tuple[dict[str, Any], str]] = {
     "no arrays": ({"initial_arrays": {}}, "initial_arrays must be an ArrayRecord"),
     "nothing learned": ({"initial_arrays": small(steps=np.zeros(2, np.int64))}, "nothing would be learned"),
+    "trees": ({"initial_arrays": ArrayRecord([np.frombuffer(b"", np.uint8)])}, "Models of trees .* have no average"),
     "complex numbers": ({"initial_arrays": small(w=np.zeros(2, np.complex64))}, "w must be of one of bool"),
     "NaN": ({"initial_arrays": small(w=np.array([np.nan]))}, "w holds NaN"),
     "BatchNorm": ({"initial_arrays": ArrayRecord({n: Array(v) for n, v in BATCH_NORM.items()})}, "to_group_norm"),
@@ -184,9 +191,12 @@ PARTS: dict[str, Callable[[DPFedAvg], object]] = {
     "configure_evaluate": lambda made: made.configure_evaluate(1, arrays(), ConfigRecord(), Nodes()),
     "aggregate_evaluate": lambda made: made.aggregate_evaluate(1, []),
 }
+FIRST_API: dict[str, Callable[[DPFedAvg], object]] = {
+    "a server of Flower's first API": lambda made: made.initialize_parameters()
+}
 
 
-@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+@pytest.mark.parametrize("part", (PARTS | FIRST_API).values(), ids=(PARTS | FIRST_API).keys())
 def test_a_part_of_a_round_is_not_done_alone(part: Callable[[DPFedAvg], object], tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"DPFedAvg does its rounds itself.*: call start"):
         part(strategy(tmp_path / "run"))

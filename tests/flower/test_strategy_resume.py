@@ -27,10 +27,13 @@ def test_a_run_that_goes_on_ends_as_one_that_was_never_ended(tmp_path: Path) -> 
 
 
 def test_what_is_not_learned_keeps_the_value_that_the_run_began_with(tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=1)
+    table, other = np.arange(6).reshape(2, 3), {"table": np.zeros((2, 3), int), "steps": np.array(99)}
+    start = arrays(table=np.asfortranarray(table))
+    strategy(tmp_path / "run").start(Nodes(), start, num_rounds=1, timeout=2.0)
     again = strategy(tmp_path / "run", resume=True)
-    result = again.start(Nodes(), arrays(steps=np.array(99)), num_rounds=2, timeout=2.0)
-    assert values_of(result)["steps"] == 3
+    result = values_of(again.start(Nodes(), arrays(**other), num_rounds=2, timeout=2.0))
+    assert result["steps"] == 3
+    assert np.array_equal(result["table"], table)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), RuntimeError("the disk is full")])

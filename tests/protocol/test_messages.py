@@ -275,12 +275,11 @@ def test_a_vector_is_encoded_byte_for_byte_as_flower_does_it() -> None:
 
 
 @pytest.mark.parametrize("total", [ClippedSum(2, 1.0), GridSum(2, 1.0, grid=grid_for(1.0, 2))], ids=["float", "grid"])
-def test_an_update_lies_in_its_message_and_clipping_leaves_it_alone(total: ClippedSum | GridSum) -> None:
+def test_clipping_an_update_leaves_its_message_alone(total: ClippedSum | GridSum) -> None:
     record = content(np.array([30.0, -40.0], dtype=np.float32))
     raw = np.frombuffer(record.array_records["update"]["update"].data, dtype=np.uint8)
     before = raw.copy()
     update = decode(record).update
-    assert raw.ctypes.data <= update.data_ptr() < raw.ctypes.data + raw.nbytes
     total.add(update.unsqueeze(0))
     assert total.total.tolist() == pytest.approx([0.6, -0.8], abs=1e-3)
     assert (raw == before).all()
