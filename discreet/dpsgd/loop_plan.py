@@ -1,0 +1,197 @@
+"""The public numbers of a loop: the chance of an example, and each step's noise, clip norm and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from discreet.accounting.events import check_noise_multiplier, poisson_round_event
+from discreet.privacy.clipping import check_clip
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.quantile import (
+    BIT_SENSITIVITY,
+    FIRST_NORM,
+    LARGEST_DOUBT,
+    LARGEST_NORM,
+    LARGEST_NUMBER,
+    SEARCH_RATE,
+    AdaptiveClipping,
+    QuantileEstimator,
+    default_count_stddev,
+    split_noise_multiplier,
+)
+from discreet.privacy.randomness import RandomSource
+from discreet.settings.privacy import CLIP_GROWTH
+from discreet.training.local_training import step_noise
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+Schedule = float | Sequence[float] | Callable[[int], float]  # one number, or one for each step from step 0 on
+
+
+def values_of(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
+    """The number of each step, (steps,). A function is called here for all steps, before a batch is drawn: what it
+    gives can't follow from what the loop sees. Raises ValueError: a list of another length."""
+    if callable(schedule):
+        return tuple(float(schedule(step)) for step in range(steps))
+    if not isinstance(schedule, Sequence):
+        return (float(schedule),) * steps
+    if len(schedule) != steps:
+        raise ValueError(f"{name} must have a value for each of the {steps} steps, not {len(schedule)}")
+    return tuple(map(float, schedule))
+
+
+def stretches(values: Sequence[float]) -> list[list[float]]:
+    """Each value, and how many steps on end have it.
+
+    >>> stretches([2.0, 2.0, 1.0])
+    [[2.0, 2], [1.0, 1]]
+    """
+    return [[value, sum(1 for _ in group)] for value, group in groupby(values)]
+
+
+@dataclass(frozen=True)
+class AdaptiveNorm:
+    """A clip norm C that follows a quantile of the gradients' norms through noised counts, as a federation's does.
+
+    Guarantee: a step of noise multiplier z releases the sum of gradients clipped to C with noise of `of_sum(z)` * C,
+    and the sum of (b - 1/2), b = [norm <= C], whose sensitivity is 1/2, with noise of `count_stddev`: together they
+    cost one Gaussian of multiplier z (Andrew et al. 2021, Theorem 1). `largest_noise` is the largest z of the loop.
+    """
+
+    settings: AdaptiveClipping
+    batch_size: int
+    largest_noise: float
+
+    def __post_init__(self) -> None:
+        check_clip(self.first, "clip_norm")
+        self.of_sum(self.largest_noise)
+        self.after(self.first, step=0, centred_count=0.0)
+        if self.settings.norm is None and self.count_stddev >= LARGEST_DOUBT * self.batch_size:
+            raise ValueError(
+                "clip_norm: give AdaptiveClipping(norm=...): noise on the count would hide a norm from search"
+            )
+
+    @property
+    def first(self) -> float:
+        """The clip norm of step 0."""
+        return FIRST_NORM if self.settings.norm is None else self.settings.norm
+
+    @property
+    def count_stddev(self) -> float:
+        """The standard deviation of the noise on the count."""
+        usual = default_count_stddev(self.batch_size, noise_multiplier=self.largest_noise)
+        return usual if self.settings.count_stddev is None else self.settings.count_stddev
+
+    def of_sum(self, noise_multiplier: float) -> float:
+        """The noise multiplier for the gradients, a little above that of the step."""
+        return split_noise_multiplier(noise_multiplier, count_stddev=self.count_stddev)
+
+    def noised(self, centred_count: Tensor, source: RandomSource) -> float:
+        """The count with its noise."""
+        mechanism = Gaussian(self.count_stddev / BIT_SENSITIVITY)
+        return float(mechanism.add_noise(centred_count, BIT_SENSITIVITY, source))
+
+    def after(self, clip_norm: float, *, step: int, centred_count: float) -> float:
+        """The clip norm that follows on a step's clip norm and its noised count."""
+        given, searches = self.settings, self.settings.norm is None
+        most = LARGEST_NORM if searches else min(CLIP_GROWTH * self.first, LARGEST_NUMBER)
+        estimator = QuantileEstimator(
+            clip_norm,
+            given.target_quantile,
+            given.learning_rate,
+            most if given.maximum is None else given.maximum,
+            search_rate=SEARCH_RATE * 0.5**step if searches else 0.0,
+            doubt=2 * self.count_stddev / self.batch_size,
+        )
+        return estimator.update(centred_count, expected_cohort=self.batch_size)[0].estimate
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """All that decides the privacy of a loop's steps, before the first one.
+
+    Attributes:
+      num_examples: n of the sampling, the data set's size or the constant in its place.
+      batch_size: the expected size of a batch, which noised sums are divided by.
+      noises: the noise multiplier of each step, (steps,), in units of `scale`.
+      clips: the clip norm of each step, (steps,), or how it adapts.
+    """
+
+    num_examples: int
+    batch_size: int
+    noises: tuple[float, ...]
+    clips: tuple[float, ...] | AdaptiveClipping
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for noise in set(self.noises):
+            check_noise_multiplier(noise)
+        if isinstance(self.clips, AdaptiveClipping):
+            self.adaptive(self.clips)
+        else:
+            for clip_norm in set(self.clips):
+                check_clip(clip_norm, "clip_norm")
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return len(self.noises)
+
+    @property
+    def probability(self) -> float:
+        """The chance of each example to be in a batch."""
+        return self.batch_size / self.num_examples
+
+    @property
+    def first_clip_norm(self) -> float:
+        """The clip norm of step 0."""
+        return self.adaptive(self.clips).first if isinstance(self.clips, AdaptiveClipping) else self.clips[0]
+
+    def adaptive(self, clipping: AdaptiveClipping) -> AdaptiveNorm:
+        """How the clip norm adapts."""
+        return AdaptiveNorm(clipping, self.batch_size, self.scale * max(self.noises))
+
+    def noise_multiplier(self, step: int) -> float:
+        """The noise of a step as a whole, over its clip norm; after the last step that of the last one."""
+        return self.scale * self.noises[min(step, self.steps - 1)]
+
+    def events(self) -> list[tuple[DpEvent, int]]:
+        """What each step costs, in order: an event, and how many steps on end cost that.
+
+        With a declared number neighbours differ by one example that is added or removed. Without it the guarantee is
+        zero-out: a real removal would change everybody's probability.
+        """
+        return [
+            (poisson_round_event(self.probability, noise_multiplier=self.scale * noise), int(count))
+            for noise, count in stretches(self.noises)
+        ]
+
+    def released(
+        self, total: Tensor, centred_count: Tensor, clip_norm: float, *, step: int, source: RandomSource
+    ) -> tuple[Tensor, float]:
+        """The noised mean of a step, with noise for the clip norm that clipped, and the clip norm of the next step."""
+        noise, drawn = self.noise_multiplier(step), step_noise(source, step)
+        if isinstance(self.clips, AdaptiveClipping):
+            norm = self.adaptive(self.clips)
+            count = norm.noised(centred_count, source.child("step", step, "count"))
+            noise, following = norm.of_sum(noise), norm.after(clip_norm, step=step, centred_count=count)
+        else:
+            following = self.clips[min(step + 1, self.steps - 1)]
+        return Gaussian(noise).add_noise(total, clip_norm, drawn).div_(self.batch_size), following
+
+    def facts(self) -> dict[str, object]:
+        """What a state must agree with, as JSON would have it: all but the scale."""
+        clips = asdict(self.clips) if isinstance(self.clips, AdaptiveClipping) else stretches(self.clips)
+        return {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "noise_multiplier": stretches(self.noises),
+            "clip_norm": clips,
+        }
