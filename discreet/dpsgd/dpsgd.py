@@ -292,13 +292,15 @@ class DPSGD:
             self._reading = iter(())  # ends its workers
 
     def _clipped_sums(self, inputs: Tree, targets: Tree) -> list[Tensor]:
-        """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0."""
+        """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0: both
+        without the gradients that are not finite."""
         loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
         clip_norm = self._clip_norm
         total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)
-        return [trainable_part(self._model, total), (norms <= clip_norm).double().sub_(0.5).sum()]
+        below = (norms[norms.isfinite()] <= clip_norm).double()
+        return [trainable_part(self._model, total), below.sub_(0.5).sum()]
 
     def _drawn(self, batch: Batch) -> Piece:
         piece = self._waiting

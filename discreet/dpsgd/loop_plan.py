@@ -179,7 +179,7 @@ class LoopPlan:
         noise, drawn = self.noise_multiplier(step), step_noise(source, step)
         if isinstance(self.clips, AdaptiveClipping):
             norm = self.adaptive(self.clips)
-            count = norm.noised(centred_count, source.child("step", step, "count"))
+            count = norm.noised(centred_count, source.child("step", step).child("count"))
             noise, following = norm.of_sum(noise), norm.after(clip_norm, step=step, centred_count=count)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]
