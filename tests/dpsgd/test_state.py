@@ -151,7 +151,7 @@ def test_a_batch_that_is_drawn_can_be_dropped_neither_by_saving_nor_by_loading()
     state = loop.state_dict()
     batch = next(iter(loop))
     for drops in (loop.state_dict, lambda: loop.load_state_dict(state)):
-        with pytest.raises(BatchError, match="drawn|begun"):
+        with pytest.raises(BatchError, match=r"drawn|begun"):
             drops()
     loop.step(*batch)
     with pytest.raises(BatchError, match="not stepped yet"):
