@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from discreet.accounting.calibration import check_whole, noise_multiplier_for_releases
 from discreet.dpsgd.loop_plan import LoopPlan, Schedule, values_of
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
-from discreet.dpsgd.processes import processes_of
+from discreet.dpsgd.loop_processes import processes_of
 from discreet.dpsgd.step_account import LoopPrivacy, StepAccount, spent_in
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
@@ -59,27 +59,32 @@ class DPSGD:
     `public_num_examples`, and the guarantee is add-or-remove. Whatever the optimizer does with the noised mean
     (momentum, Adam, weight decay, schedules) is post-processing, which costs nothing.
 
-    Not covered: batches, their sizes, losses and metrics on the training data, and whatever else of the data is shown;
-    the choice of settings, if the data guided it; several processes or threads.
+    Not covered: batches, their sizes and pieces, losses and metrics on the training data, and whatever else of the data
+    is shown; the choice of settings, if the data guided it; several threads, and what passes between several processes.
 
     Args:
       model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm). Frozen parameters get
         neither gradient nor noise. The batches come on its device.
-      optimizer: of torch.optim, over the trainable parameters of the model, all of them and no others.
+      optimizer: of torch.optim, over the trainable parameters of the model, all of them and no others; or several, each
+        over a part; or an empty list for a trainer that steps by itself: the noised mean then stays in `.grad`.
       dataset: a map-style data set, or a list, of pairs (input, target), in which an input may be a tuple of tensors
         for the model's arguments or a dictionary for its arguments by name; or of dictionaries alone, which the loss is
-        given too, with None for the targets. That it has one at least is public.
-      batch_size: the expected size of a batch, from 1 to the number of examples.
+        given too, with None for the targets. That it has one at least is public. Or a DataLoader of such a data set,
+        which is read with its workers, prefetching and collate_fn; Poisson batches take the place of its sampler.
+      batch_size: the expected size of a batch, from 1 to the number of examples; if None, the DataLoader's.
       epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
+      steps: the number of steps, in place of epochs.
       delta: of epsilon; above 0 and below 1 / n, better far below.
       target_epsilon: chooses the least noise with which all steps, and all that the ledger says was spent before, cost
         at most that; it is then also the budget, unless `privacy` has another one.
-      clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9].
+      clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9]. Or a schedule: a list with
+        a value for each step, or a function of the step, from 0 on, that does not follow from the data. Or
+        `AdaptiveClipping`, which tracks a quantile of the gradients' norms by noised counts; the noise pays for both.
       loss: one value an example, (n,), that depends on that example alone; a loss of torch.nn with reduction="none",
         whose values are averaged over an example's own positions and labels (`per_example_loss`).
       collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own pair but for
         padding. Tried on a few examples.
-      privacy: noise, budget, accountant, ledger, declared n and seed, for loops that choose them.
+      privacy: noise, budget, accountant, ledger, declared n, seed and pieces, for loops that choose them.
 
     Raises:
       ValueError: a setting out of range, or a model, an optimizer, a loss or a data set that can't be served.

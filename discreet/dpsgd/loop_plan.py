@@ -59,9 +59,9 @@ def stretches(values: Sequence[float]) -> list[list[float]]:
 class AdaptiveNorm:
     """A clip norm C that follows a quantile of the gradients' norms through noised counts, as a federation's does.
 
-    Guarantee: a step of noise multiplier z releases the sum of gradients clipped to C with noise of `of_sum(z)` * C,
-    and the sum of (b - 1/2), b = [norm <= C], whose sensitivity is 1/2, with noise of `count_stddev`: together they
-    cost one Gaussian of multiplier z (Andrew et al. 2021, Theorem 1). `largest_noise` is the largest z of the loop.
+    Guarantee: a step of noise multiplier z releases the sum of gradients clipped to C with noise of z_sum * C, and the
+    sum of (b - 1/2), b = [norm <= C], whose sensitivity is 1/2, with noise of `count_stddev`: together they cost one
+    Gaussian of multiplier z (Andrew et al. 2021, Theorem 1). `largest_noise` is the largest z of the loop.
     """
 
     settings: AdaptiveClipping
@@ -69,9 +69,8 @@ class AdaptiveNorm:
     largest_noise: float
 
     def __post_init__(self) -> None:
-        check_clip(self.first, "clip_norm")
-        self.of_sum(self.largest_noise)
         self.after(self.first, step=0, centred_count=0.0)
+        split_noise_multiplier(self.largest_noise, count_stddev=self.count_stddev)
         if self.settings.norm is None and self.count_stddev >= LARGEST_DOUBT * self.batch_size:
             raise ValueError(
                 "clip_norm: give AdaptiveClipping(norm=...): noise on the count would hide a norm from search"
@@ -88,17 +87,9 @@ class AdaptiveNorm:
         usual = default_count_stddev(self.batch_size, noise_multiplier=self.largest_noise)
         return usual if self.settings.count_stddev is None else self.settings.count_stddev
 
-    def of_sum(self, noise_multiplier: float) -> float:
-        """The noise multiplier for the gradients, a little above that of the step."""
-        return split_noise_multiplier(noise_multiplier, count_stddev=self.count_stddev)
-
-    def noised(self, centred_count: Tensor, source: RandomSource) -> float:
-        """The count with its noise."""
-        mechanism = Gaussian(self.count_stddev / BIT_SENSITIVITY)
-        return float(mechanism.add_noise(centred_count, BIT_SENSITIVITY, source))
-
     def after(self, clip_norm: float, *, step: int, centred_count: float) -> float:
         """The clip norm that follows on a step's clip norm and its noised count."""
+        check_clip(clip_norm, "clip_norm")
         given, searches = self.settings, self.settings.norm is None
         most = LARGEST_NORM if searches else min(CLIP_GROWTH * self.first, LARGEST_NUMBER)
         estimator = QuantileEstimator(
@@ -132,11 +123,8 @@ class LoopPlan:
     def __post_init__(self) -> None:
         for noise in set(self.noises):
             check_noise_multiplier(noise)
-        if isinstance(self.clips, AdaptiveClipping):
-            self.adaptive(self.clips)
-        else:
-            for clip_norm in set(self.clips):
-                check_clip(clip_norm, "clip_norm")
+        for clip_norm in {self.first_clip_norm} if isinstance(self.clips, AdaptiveClipping) else set(self.clips):
+            check_clip(clip_norm, "clip_norm")
 
     @property
     def steps(self) -> int:
@@ -151,10 +139,9 @@ class LoopPlan:
     @property
     def first_clip_norm(self) -> float:
         """The clip norm of step 0."""
-        return self.adaptive(self.clips).first if isinstance(self.clips, AdaptiveClipping) else self.clips[0]
+        return self._adaptive(self.clips).first if isinstance(self.clips, AdaptiveClipping) else self.clips[0]
 
-    def adaptive(self, clipping: AdaptiveClipping) -> AdaptiveNorm:
-        """How the clip norm adapts."""
+    def _adaptive(self, clipping: AdaptiveClipping) -> AdaptiveNorm:
         return AdaptiveNorm(clipping, self.batch_size, self.scale * max(self.noises))
 
     def noise_multiplier(self, step: int) -> float:
@@ -176,22 +163,19 @@ class LoopPlan:
         self, total: Tensor, centred_count: Tensor, clip_norm: float, *, step: int, source: RandomSource
     ) -> tuple[Tensor, float]:
         """The noised mean of a step, with noise for the clip norm that clipped, and the clip norm of the next step."""
-        noise, drawn = self.noise_multiplier(step), step_noise(source, step)
+        noise = self.noise_multiplier(step)
         if isinstance(self.clips, AdaptiveClipping):
-            norm = self.adaptive(self.clips)
-            count = norm.noised(centred_count, source.child("step", step).child("count"))
-            noise, following = norm.of_sum(noise), norm.after(clip_norm, step=step, centred_count=count)
+            norm = self._adaptive(self.clips)
+            on_count = Gaussian(norm.count_stddev / BIT_SENSITIVITY)
+            count = on_count.add_noise(centred_count, BIT_SENSITIVITY, source.child("step", step).child("count"))
+            following = norm.after(clip_norm, step=step, centred_count=float(count))
+            noise = split_noise_multiplier(noise, count_stddev=norm.count_stddev)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]
-        return Gaussian(noise).add_noise(total, clip_norm, drawn).div_(self.batch_size), following
+        return Gaussian(noise).add_noise(total, clip_norm, step_noise(source, step)).div_(self.batch_size), following
 
     def facts(self) -> dict[str, object]:
         """What a state must agree with, as JSON would have it: all but the scale."""
         clips = asdict(self.clips) if isinstance(self.clips, AdaptiveClipping) else stretches(self.clips)
-        return {
-            "num_examples": self.num_examples,
-            "batch_size": self.batch_size,
-            "steps": self.steps,
-            "noise_multiplier": stretches(self.noises),
-            "clip_norm": clips,
-        }
+        sizes = {"num_examples": self.num_examples, "batch_size": self.batch_size, "steps": self.steps}
+        return {**sizes, "noise_multiplier": stretches(self.noises), "clip_norm": clips}

@@ -22,7 +22,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from discreet.dpsgd.processes import Processes
+from discreet.dpsgd.loop_processes import Processes
 from discreet.per_example.objective import Tree, as_tree, rows_of
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.randomness import RandomSource
@@ -55,10 +55,7 @@ def size_of(dataset: MapDataset) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of the batch of a step, or all of it: `number` counts from 0, and `is_last` ends the batch.
-
-    `batch` is (inputs, targets); `as_drawn` is a copy, since some writes to a tensor leave no trace in it.
-    """
+    """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave no trace in it."""
 
     step: int
     number: int
