@@ -253,8 +253,8 @@ class DPSGD:
 
         The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. Of
         a batch in pieces each is added up, and the last one ends the step: one noise, one charge. No loss is given
-        back: the mean over a batch of private examples is private too. Measure on public data, or pay for it
-        (`PrivateEvaluation`).
+        back: the mean over private examples is private too. Measure on other data, or charge a noised loss to the
+        ledger (docs/guide/dpsgd.md).
 
         Returns:
           True if it took a step, False for a piece that is not the last one. How many pieces there are depends on the
