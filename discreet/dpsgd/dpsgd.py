@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from discreet.accounting.calibration import check_whole, noise_multiplier_for_releases
+from discreet.dpsgd.adaptive_norm import AdaptiveClipping
 from discreet.dpsgd.loop_plan import LoopPlan, Schedule, values_of
-from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
 from discreet.dpsgd.loop_processes import processes_of
+from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
 from discreet.dpsgd.step_account import LoopPrivacy, StepAccount, spent_in
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
@@ -30,7 +31,6 @@ from discreet.models.models import parts_of, trainable, trainable_part
 from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
-from discreet.privacy.quantile import AdaptiveClipping
 from discreet.privacy.randomness import source_of
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
 from discreet.training.losses import per_example_loss

@@ -10,22 +10,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from discreet.accounting.events import check_noise_multiplier, poisson_round_event
+from discreet.dpsgd.adaptive_norm import AdaptiveClipping, AdaptiveNorm
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.quantile import (
-    BIT_SENSITIVITY,
-    FIRST_NORM,
-    LARGEST_DOUBT,
-    LARGEST_NORM,
-    LARGEST_NUMBER,
-    SEARCH_RATE,
-    AdaptiveClipping,
-    QuantileEstimator,
-    default_count_stddev,
-    split_noise_multiplier,
-)
+from discreet.privacy.quantile import BIT_SENSITIVITY, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
-from discreet.settings.privacy import CLIP_GROWTH
 from discreet.training.local_training import step_noise
 
 if TYPE_CHECKING:
@@ -53,54 +42,6 @@ def stretches(values: Sequence[float]) -> list[list[float]]:
     [[2.0, 2], [1.0, 1]]
     """
     return [[value, sum(1 for _ in group)] for value, group in groupby(values)]
-
-
-@dataclass(frozen=True)
-class AdaptiveNorm:
-    """A clip norm C that follows a quantile of the gradients' norms through noised counts, as a federation's does.
-
-    Guarantee: a step of noise multiplier z releases the sum of gradients clipped to C with noise of z_sum * C, and the
-    sum of (b - 1/2), b = [norm <= C], whose sensitivity is 1/2, with noise of `count_stddev`: together they cost one
-    Gaussian of multiplier z (Andrew et al. 2021, Theorem 1). `largest_noise` is the largest z of the loop.
-    """
-
-    settings: AdaptiveClipping
-    batch_size: int
-    largest_noise: float
-
-    def __post_init__(self) -> None:
-        self.after(self.first, step=0, centred_count=0.0)
-        split_noise_multiplier(self.largest_noise, count_stddev=self.count_stddev)
-        if self.settings.norm is None and self.count_stddev >= LARGEST_DOUBT * self.batch_size:
-            raise ValueError(
-                "clip_norm: give AdaptiveClipping(norm=...): noise on the count would hide a norm from search"
-            )
-
-    @property
-    def first(self) -> float:
-        """The clip norm of step 0."""
-        return FIRST_NORM if self.settings.norm is None else self.settings.norm
-
-    @property
-    def count_stddev(self) -> float:
-        """The standard deviation of the noise on the count."""
-        usual = default_count_stddev(self.batch_size, noise_multiplier=self.largest_noise)
-        return usual if self.settings.count_stddev is None else self.settings.count_stddev
-
-    def after(self, clip_norm: float, *, step: int, centred_count: float) -> float:
-        """The clip norm that follows on a step's clip norm and its noised count."""
-        check_clip(clip_norm, "clip_norm")
-        given, searches = self.settings, self.settings.norm is None
-        most = LARGEST_NORM if searches else min(CLIP_GROWTH * self.first, LARGEST_NUMBER)
-        estimator = QuantileEstimator(
-            clip_norm,
-            given.target_quantile,
-            given.learning_rate,
-            most if given.maximum is None else given.maximum,
-            search_rate=SEARCH_RATE * 0.5**step if searches else 0.0,
-            doubt=2 * self.count_stddev / self.batch_size,
-        )
-        return estimator.update(centred_count, expected_cohort=self.batch_size)[0].estimate
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from discreet.dpsgd.adaptive_norm import FIRST_NORM, LARGEST_DOUBT, LARGEST_NORM, SEARCH_RATE, AdaptiveClipping
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.mechanisms.mechanism import expected_cohort
-from discreet.privacy.quantile import FIRST_NORM, LARGEST_DOUBT, LARGEST_NORM, SEARCH_RATE, AdaptiveClipping
 from discreet.server.plan import Plan
 from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.compose import parse_config

@@ -11,31 +11,6 @@ from discreet.accounting.events import check_noise_multiplier, check_positive
 # `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
 LEAST_NUMBER, LARGEST_NUMBER = 1e-9, 1e9
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
-LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
-# If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
-# round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9, ...
-FIRST_NORM, LARGEST_NORM, SEARCH_RATE = 0.1, 10.0, 5.0
-
-
-@dataclass(frozen=True)
-class AdaptiveClipping:
-    """A clip norm that tracks a quantile of the norms of the differences, of `DPSGD` of the gradients: Andrew et al.
-    2021 (arXiv 1905.03871).
-
-    Attributes:
-      norm: the first one. None: the first rounds or steps search for it from 0.1 on, up to 10, by the noised bits
-        that are paid for anyway.
-      maximum: what it never passes; None is ten times `norm`, or 10 without it.
-      target_quantile: of the norms, within (0, 1).
-      learning_rate: of the steps by which it moves.
-      count_stddev: noise on the count of norms within it; None is a small share of what the round costs.
-    """
-
-    norm: float | None = None
-    maximum: float | None = None
-    target_quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_stddev: float | None = None
 
 
 def default_count_stddev(expected_cohort: float, *, noise_multiplier: float) -> float:

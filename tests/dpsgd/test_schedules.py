@@ -12,8 +12,8 @@ from dp_accounting.rdp import RdpAccountant
 from torch import Tensor
 
 from discreet import AdaptiveClipping
+from discreet.dpsgd.adaptive_norm import AdaptiveNorm
 from discreet.dpsgd.dpsgd import DPSGD
-from discreet.dpsgd.loop_plan import AdaptiveNorm
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, seeded_source
