@@ -234,7 +234,7 @@ FAULTS = (
     Fault(
         "a batch that is read again is drawn again",
         "discreet.dpsgd.poisson_batches:PoissonBatches._positions",
-        lambda real: lambda self, step: self._drawn.clear() or real(self, step),
+        lambda real: lambda self, step: self.drawn.clear() or real(self, step),
         "dpsgd/test_reading.py::test_a_batch_is_drawn_once_although_it_is_read_again_after_an_error",
     ),
     Fault(

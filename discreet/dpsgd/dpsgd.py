@@ -233,19 +233,21 @@ class DPSGD:
         if self.steps_taken >= len(self):
             raise BatchError(f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more epsilon")
         while self.steps_taken < end:
-            piece = self._waiting = self._waiting or self._read()
-            yield piece.batch
-            if self._waiting is piece:
+            self._waiting = self._waiting or self._read()
+            yield self._waiting.batch
+            if self._waiting is not None:
                 raise BatchError(
                     "the last batch was not stepped: every batch that is drawn takes its step, an empty one too, "
                     "because to leave some out would be a choice that depends on the data"
                 )
 
     def _read(self) -> Piece:
-        piece = next(self._reading, None)
-        if piece is None:  # nothing was read yet, or the data set raised: the batch begins again, and is not drawn anew
-            self._reading, self._sums = self._batches.pieces(range(self.steps_taken, len(self))), None
-            piece = next(self._reading)
+        reading, self._reading = self._reading, iter(())  # one that raises is not gone on with
+        piece = next(reading, None)
+        if piece is None:  # the batch begins, or begins again; it is not drawn anew
+            self._sums, reading = None, self._batches.pieces(range(self.steps_taken, len(self)))
+            piece = next(reading)
+        self._reading = reading
         return piece
 
     def step(self, inputs: Tree, targets: Tree = None) -> bool:
@@ -281,6 +283,7 @@ class DPSGD:
         if self._processes.rank:
             self._account.charge()
         self._waiting = self._sums = None
+        del self._batches.drawn[piece.step]
         self._take(sums, piece.step)
         return True
 

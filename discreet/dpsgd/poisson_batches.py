@@ -95,7 +95,7 @@ class PoissonBatches:
     """Poisson batches on `device`, in pieces of at most `most` examples: of all of a batch, or of a process' part.
 
     An example is in a batch with `probability`, independently of the others and of earlier batches. So a batch may have
-    any size, 0 included. A step's batch is drawn once, however often it is read. `how`: as torch's DataLoader reads.
+    any size, 0 included. A step's batch is `drawn` once, however often it is read. `how`: as torch's DataLoader reads.
     """
 
     examples: Examples
@@ -105,7 +105,7 @@ class PoissonBatches:
     processes: Processes
     most: int | None
     how: Mapping[str, Any]
-    _drawn: dict[int, Tensor] = field(default_factory=dict)
+    drawn: dict[int, Tensor] = field(default_factory=dict)
 
     def pieces(self, steps: range) -> Iterator[Piece]:
         """The pieces of the batches of some steps. With workers later ones are being read meanwhile."""
@@ -122,19 +122,18 @@ class PoissonBatches:
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
         whole: Any = self.examples  # whose positions are lists: torch makes no batches of its own
         how = {"batch_size": None, "sampler": positions(), "collate_fn": _as_it_is, "generator": generator, **self.how}
-        for read in DataLoader(whole, **how):
+
+        def piece(read: Batch) -> Piece:
             batch = tree_map(lambda part: part if part is None else part.to(self.device), read)
-            copy = tree_map(lambda part: part if part is None else part.clone(), batch)
-            step, number, is_last = asked.popleft()
-            yield Piece(step, number, is_last, batch, copy)
-            if is_last:
-                del self._drawn[step]
+            return Piece(*asked.popleft(), batch, tree_map(lambda part: part if part is None else part.clone(), batch))
+
+        return map(piece, DataLoader(whole, **how))  # no generator, which would hold a piece while the next one is read
 
     def _positions(self, step: int) -> Sequence[int]:
-        if step not in self._drawn:
+        if step not in self.drawn:
             count = len(self.examples.dataset)
-            self._drawn[step] = step_batch(self.source, step, count, probability=self.probability)
-        positions: list[int] = self._drawn[step].tolist()
+            self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)
+        positions: list[int] = self.drawn[step].tolist()
         return positions
 
 

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_a_batch_is_drawn_once_although_it_is_read_again_after_an_error(monkeypa
 
 def test_pieces_read_before_an_error_do_not_count_twice() -> None:
     whole, again = linear(), linear()
-    settings: dict[str, Any] = {"noise_multiplier": 0.0, "batch_size": SIZE, "steps": 1}
+    settings: dict[str, Any] = {"noise_multiplier": 0.0, "batch_size": SIZE, "steps": 2}
     run(private(whole, **settings))
     loop = private(again, dataset=Pairs(raises_at=19), max_physical_batch=8, **settings)
     with pytest.raises(OSError, match="slow"):
@@ -129,6 +130,23 @@ def test_of_a_large_batch_no_more_examples_are_read_at_a_time_than_max_physical_
         stepped.append(loop.step(inputs, targets))
     assert sizes == [7, 7, 7, 7, 2]
     assert stepped == [False, False, False, False, True]
+
+
+def test_a_piece_is_let_go_of_before_the_next_one_is_read() -> None:
+    made, alive = list[ref[Tensor]](), list[int]()
+
+    def collate(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        alive.append(sum(each() is not None for each in made))
+        batch = stacked(pairs)
+        made.append(ref(batch[0]))
+        return batch
+
+    loop = private(linear(), dataset=Pairs(), collate_fn=collate, batch_size=SIZE, steps=2, max_physical_batch=5)
+    alive.clear()
+    for inputs, targets in loop:
+        loop.step(inputs, targets)
+        del inputs, targets
+    assert alive == [0] * 12
 
 
 def test_a_piece_cannot_be_left_out_and_a_loop_that_is_left_amid_a_batch_goes_on_with_it() -> None:
