@@ -163,9 +163,8 @@ class DPSGD:
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
             _log.warning("DPSGD with a seed: batches and noise can be computed again from it, and protect nobody")
-        device = next(model.parameters()).device
-        shared, most_at_once = self._processes.start(model, self._source), privacy.max_physical_batch
-        self._batches = PoissonBatches(examples, plan.probability, device, shared, self._processes, most_at_once, how)
+        shared, at_most = self._processes.start(model, self._source), privacy.max_physical_batch
+        self._batches = PoissonBatches(examples, plan.probability, model, shared, self._processes, at_most, how)
         self._reading: Iterator[Piece] = iter(())
         self._waiting: Piece | None = None  # was yielded, and not stepped yet
         self._sums: list[Tensor] | None = None  # of the pieces before it
@@ -305,9 +304,8 @@ class DPSGD:
         loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
-        clip_norm = self._clip_norm
-        total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)
-        below = (norms[norms.isfinite()] <= clip_norm).double()
+        total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
+        below = (norms[norms.isfinite()] <= self._clip_norm).double()
         return [trainable_part(self._model, total), below.sub_(0.5).sum()]
 
     def _drawn(self, batch: Batch) -> Piece:

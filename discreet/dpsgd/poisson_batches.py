@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
     BatchSampler,
@@ -92,7 +92,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class PoissonBatches:
-    """Poisson batches on `device`, in pieces of at most `most` examples: of all of a batch, or of a process' part.
+    """Poisson batches on the device of `model`, in pieces of at most `most` examples of what this process reads.
 
     An example is in a batch with `probability`, independently of the others and of earlier batches. So a batch may have
     any size, 0 included. A step's batch is `drawn` once, however often it is read. `how`: as torch's DataLoader reads.
@@ -100,7 +100,7 @@ class PoissonBatches:
 
     examples: Examples
     probability: float
-    device: torch.device
+    model: nn.Module
     source: RandomSource
     processes: Processes
     most: int | None
@@ -124,7 +124,8 @@ class PoissonBatches:
         how = {"batch_size": None, "sampler": positions(), "collate_fn": _as_it_is, "generator": generator, **self.how}
 
         def piece(read: Batch) -> Piece:
-            batch = tree_map(lambda part: part if part is None else part.to(self.device), read)
+            device = next(self.model.parameters()).device  # it may have been moved since
+            batch = tree_map(lambda part: part if part is None else part.to(device), read)
             return Piece(*asked.popleft(), batch, tree_map(lambda part: part if part is None else part.clone(), batch))
 
         return map(piece, DataLoader(whole, **how))  # no generator, which would hold a piece while the next one is read

@@ -27,8 +27,8 @@ class LoopPrivacy:
     Attributes:
       noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects nobody. Give this or
         `target_epsilon`. It may be a schedule, a list or a function of the step (`DPSGD`'s `clip_norm`), each step
-        accounted by its own noise; with `target_epsilon` its values are relative ones. By "pld" ten values take 0.2 s,
-        fifty 0.6 s, two hundred 12 s: change it from epoch to epoch.
+        accounted by its own noise; with `target_epsilon` its values are relative ones. Change it from epoch to epoch:
+        of 200 different values an epsilon takes some 10 s by "pld".
       max_epsilon: the budget; a step that would pass it raises BudgetSpent. None: `target_epsilon`, if that is given.
       accountant: "pld" or "rdp".
       ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and which outlives them.
