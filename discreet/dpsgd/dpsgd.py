@@ -253,9 +253,8 @@ class DPSGD:
         """One step: the batch's clipped gradients, summed, charged, noised and over batch_size, then the optimizer.
 
         The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. Of
-        a batch in pieces each is added up, and the last one ends the step: one noise, one charge. No loss is given
-        back: the mean over private examples is private too. Measure on other data, or charge a noised loss to the
-        ledger (docs/guide/dpsgd.md).
+        a batch in pieces each is added up, and the last one ends the step: one noise, one charge. No loss comes back: the
+        mean over private examples is private. Measure on other data, or pay for it (docs/guide/dpsgd.md).
 
         Returns:
           True if it took a step, False for a piece that is not the last one. How many pieces there are depends on the
@@ -341,14 +340,14 @@ class DPSGD:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state, in a new DPSGD with the same settings; of a target's noise with that of the state.
 
-        Without a ledger file the steps of the state are spent. With one, the file says what is spent: steps that were
-        taken after the state are charged, and taken again they are charged again, with new noise. A seed gives the same
-        batches and noise again: with other parameters than then, the difference of both tells the gradients.
+        Without a ledger file the steps of the state are spent. With one the file says what is spent: steps taken after
+        the state stay charged, and taken again they are charged again, with new noise. A seed would give the same noise
+        again: a state older than the file is then refused; without a file nothing can tell.
 
         Raises:
           ValueError: the state has other settings; the message names them.
           BatchError: this loop has drawn a batch.
-          LedgerError: the steps are in another ledger file, in a newer copy of it, or in none.
+          LedgerError: the steps are in another ledger file, in a newer copy of it, or in none; or as said of a seed.
         """
         if self.steps_taken or self._is_amid:
             raise BatchError("load_state_dict: this loop has begun: load into a new DPSGD, before its first batch")
@@ -356,7 +355,8 @@ class DPSGD:
         differing = [f"{name} was {was.get(name)}, is {now[name]}" for name in now if was.get(name) != now[name]]
         if differing:
             raise ValueError(f"load_state_dict: the state has other settings: {'; '.join(differing)}")
-        self._account.resume(state["steps_taken"], None if self._processes.rank else state["ledger"])
+        ledger, is_seeded = None if self._processes.rank else state["ledger"], self._privacy.seed is not None
+        self._account.resume(state["steps_taken"], ledger, is_seeded=is_seeded)
         self._plan, self._clip_norm = replace(self._plan, scale=state["scale"]), state["clip_norm"]
         self._account.events = self._plan.events()
 

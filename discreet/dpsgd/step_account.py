@@ -158,19 +158,21 @@ class StepAccount:
         """The ledger file's identity, rows and head, wherever it lies; None without a file."""
         return None if self.ledger is None else asdict(self.ledger.position())
 
-    def resume(self, taken: int, position: dict[str, Any] | None) -> None:
+    def resume(self, taken: int, position: dict[str, Any] | None, *, is_seeded: bool) -> None:
         """Goes on after steps that an earlier process took and charged. What a file says of them stays as it is.
 
         Raises:
-          LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one.
+          LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one; or it
+            was charged since, and a seed would give the noise of those steps to other parameters.
         """
         known = None if position is None else LedgerPosition(**position)
         if self.ledger is None:
             if known is not None:
                 raise LedgerError("the state's steps are in a ledger file: give it as LoopPrivacy(ledger=...)")
-            self.taken = taken
         elif known is None or not self.ledger.contains(known):
             raise LedgerError(f"{self.ledger.path} is not the ledger that the state's steps are in, or an older copy")
+        elif is_seeded and self.ledger.position() != known:
+            raise LedgerError(f"{self.ledger.path} was charged since the state: with a seed its noise would come again")
         else:
-            self.taken = self._first = taken
-            self._last = None
+            self._first, self._last = taken, None
+        self.taken = taken

@@ -109,11 +109,12 @@ def test_a_batch_is_drawn_once_although_it_is_read_again_after_an_error(monkeypa
     assert loop.steps_taken == 1
 
 
-def test_pieces_read_before_an_error_do_not_count_twice() -> None:
+@pytest.mark.parametrize("place", [2, 19])  # in the first piece, and in the third one of four
+def test_pieces_read_before_an_error_do_not_count_twice(place: int) -> None:
     whole, again = linear(), linear()
     settings: dict[str, Any] = {"noise_multiplier": 0.0, "batch_size": SIZE, "steps": 2}
     run(private(whole, **settings))
-    loop = private(again, dataset=Pairs(raises_at=19), max_physical_batch=8, **settings)
+    loop = private(again, dataset=Pairs(raises_at=place), max_physical_batch=8, **settings)
     with pytest.raises(OSError, match="slow"):
         run(loop)
     run(loop)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
+from discreet import DPSGD, LoopPrivacy
 from tests.conftest import REPOSITORY
 
 RECIPES = {  # what the last line says, and the package that the script needs beside Discreet's own
@@ -21,6 +24,13 @@ RECIPES = {  # what the last line says, and the package that the script needs be
 
 def test_every_script_is_a_recipe() -> None:
     assert {path.stem for path in (REPOSITORY / "examples" / "dpsgd").glob("*.py")} == RECIPES.keys()
+
+
+def test_each_setting_on_the_page_for_opacus_is_one_of_ours() -> None:
+    ours = re.findall(r"^\|[^|]*\|([^|]*)\|", (REPOSITORY / "docs" / "guide" / "opacus.md").read_text(), re.MULTILINE)
+    named = {name for text in ours for name in re.findall(r"(\w+)=", text)}
+    known = inspect.signature(DPSGD).parameters.keys() | {field.name for field in fields(LoopPrivacy)}
+    assert named - known == {"reduction"}
 
 
 @pytest.mark.slow

@@ -95,14 +95,27 @@ def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_
     assert not torch.equal(model.weight.grad, first)
 
 
+def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(
+    ledger: Path,
+) -> None:
+    model = linear()
+    loop = stepped(private(model, ledger=ledger), 2)
+    state = saved(model, loop)
+    assert resumed(state, ledger=ledger)[1].steps_taken == 2
+    stepped(loop, 1)
+    with pytest.raises(LedgerError, match="was charged since the state: with a seed"):
+        resumed(state, ledger=ledger)
+
+
 def test_with_a_target_a_state_brings_its_noise_and_the_ledger_what_is_left(ledger: Path) -> None:
-    settings: dict[str, Any] = {"target_epsilon": 2.0, "ledger": ledger, "accountant": "rdp"}
+    settings: dict[str, Any] = {"target_epsilon": 2.0, "ledger": ledger, "accountant": "rdp", "seed": None}
     model = linear()
     loop = stepped(private(model, **settings), 5)
-    _, again = resumed(saved(model, loop), **settings)
+    state = saved(model, loop)
+    _, again = resumed(state, **settings)
     assert again.noise_multiplier == loop.noise_multiplier
     assert 0.995 * 2.0 < run(again).epsilon() <= 2.0
-    _, late = resumed(saved(model, loop), **{**settings, "target_epsilon": 2.0, "max_epsilon": 2.0})
+    _, late = resumed(state, **settings)
     with pytest.raises(BudgetSpent):
         run(late)
 
