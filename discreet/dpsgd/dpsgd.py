@@ -253,7 +253,7 @@ class DPSGD:
         """One step: the batch's clipped gradients, summed, charged, noised and over batch_size, then the optimizer.
 
         The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. Of
-        a batch in pieces each is added up, and the last one ends the step: one noise, one charge. No loss comes back: the
+        a batch in pieces each is added up, and the last one ends the step: one noise, one charge. No loss comes back: a
         mean over private examples is private. Measure on other data, or pay for it (docs/guide/dpsgd.md).
 
         Returns:

@@ -65,7 +65,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
+class ExampleReader:
     """The data set by lists of positions: tensors with the examples in their first dimension, or tuples and
     dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is None."""
 
@@ -98,7 +98,7 @@ class PoissonBatches:
     any size, 0 included. A step's batch is `drawn` once, however often it is read. `how`: as torch's DataLoader reads.
     """
 
-    examples: Examples
+    examples: ExampleReader
     probability: float
     model: nn.Module
     source: RandomSource
@@ -138,7 +138,7 @@ class PoissonBatches:
         return positions
 
 
-def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tuple[Examples, dict[str, Any]]:
+def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tuple[ExampleReader, dict[str, Any]]:
     """The examples of a data set or a DataLoader, and how to read them: with the loader's workers and prefetching.
 
     Raises:
@@ -146,7 +146,7 @@ def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tu
     """
     if not isinstance(dataset, DataLoader):
         size_of(dataset)
-        return Examples(dataset, collate), {}
+        return ExampleReader(dataset, collate), {}
     inner: Any = dataset.dataset
     size = size_of(inner)
     if dataset.batch_sampler is None:
@@ -160,7 +160,7 @@ def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tu
         "DPSGD replaces %s by Poisson batches of all %d examples of the DataLoader", type(replaced).__name__, size
     )
     own = None if dataset.collate_fn is default_collate else dataset.collate_fn
-    return Examples(inner, collate or own), {name: getattr(dataset, name) for name in _READING}
+    return ExampleReader(inner, collate or own), {name: getattr(dataset, name) for name in _READING}
 
 
 def _as_it_is(batch: Batch) -> Batch:
