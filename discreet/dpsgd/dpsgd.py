@@ -117,23 +117,21 @@ class DPSGD:
         self._loss, self._is_plain = _one_value_an_example(loss)
 
         examples, how = loaded(dataset, collate_fn)
-        if batch_size is None and isinstance(dataset, DataLoader):
-            batch_size = dataset.batch_size
-        if batch_size is None:
-            raise ValueError("give batch_size, the expected size of a batch")
-        check_whole("batch_size", batch_size)
+        of_loader = how.pop("batch_size", None)
+        expected: int = of_loader if batch_size is None else batch_size
+        check_whole("batch_size", expected)
         n, name = len(examples.dataset), "the number of examples"
         if privacy.public_num_examples is not None:
             n, name = privacy.public_num_examples, "public_num_examples"
-        if batch_size > n:
-            raise ValueError(f"batch_size must be at most {n}, {name}, not {batch_size}")
+        if expected > n:
+            raise ValueError(f"batch_size must be at most {n}, {name}, not {expected}")
         if not 0 < delta < 1 / n:
             raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
         word, given = ("epochs", epochs) if steps is None else ("steps", steps)
         if given is None or None not in (epochs, steps):
             raise ValueError("give epochs or steps, one of them")
         check_whole(word, given)
-        self._length, self._has_epochs = math.ceil(n / batch_size), steps is None
+        self._length, self._has_epochs = math.ceil(n / expected), steps is None
         planned = given * self._length if self._has_epochs else given
         noise = privacy.noise_multiplier
         if (noise is None) if target_epsilon is None else isinstance(noise, int | float):
@@ -141,12 +139,12 @@ class DPSGD:
         noises = values_of(1.0 if noise is None else noise, planned, name="noise_multiplier")
         if not isinstance(clip_norm, AdaptiveClipping):
             clip_norm = values_of(clip_norm, planned, name="clip_norm")
-        plan = LoopPlan(n, batch_size, noises, clip_norm)
+        plan = LoopPlan(n, expected, noises, clip_norm)
 
         self._processes = processes_of(privacy.distributed)
         is_first = self._processes.rank == 0
         ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
-        if target_epsilon is not None:
+        if target_epsilon is not None and is_first:
             spent = spent_in(ledger, privacy.data_owner).entries
             scale = noise_multiplier_for_releases(
                 target_epsilon,
@@ -155,6 +153,9 @@ class DPSGD:
                 accountant=privacy.accountant,
             )
             plan = replace(plan, scale=scale)
+        plan = self._processes.first(lambda: plan)
+        if plan.num_examples != n:
+            raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
         most = target_epsilon if privacy.max_epsilon is None else privacy.max_epsilon
         budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
 
@@ -223,10 +224,6 @@ class DPSGD:
         if not self._has_epochs:
             raise ValueError("epoch: the loop was made with steps, which end no epoch")
         return self._until(self.steps_taken + self._length - self.steps_taken % self._length)
-
-    @property
-    def _is_amid(self) -> bool:
-        return self._waiting is not None or self._sums is not None
 
     def _until(self, end: int) -> Iterator[Batch]:
         if self.steps_taken >= len(self):
@@ -304,7 +301,7 @@ class DPSGD:
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
         total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
-        below = (norms[norms.isfinite()] <= self._clip_norm).double()
+        below = (norms[norms.isfinite()] <= self._clip_norm).to(total.dtype)
         return [trainable_part(self._model, total), below.sub_(0.5).sum()]
 
     def _drawn(self, batch: Batch) -> Piece:
@@ -327,7 +324,7 @@ class DPSGD:
 
         Save it together with the model's and the optimizer's, after a step. Raises BatchError: a batch is waiting.
         """
-        if self._is_amid:
+        if self._waiting or self._sums:
             raise BatchError("state_dict: a batch was drawn and not stepped yet: save after its step")
         return {
             "settings": self._settings(),
@@ -349,7 +346,7 @@ class DPSGD:
           BatchError: this loop has drawn a batch.
           LedgerError: the steps are in another ledger file, in a newer copy of it, or in none; or as said of a seed.
         """
-        if self.steps_taken or self._is_amid:
+        if self.steps_taken or self._waiting or self._sums:
             raise BatchError("load_state_dict: this loop has begun: load into a new DPSGD, before its first batch")
         was, now = state["settings"], self._settings()
         differing = [f"{name} was {was.get(name)}, is {now[name]}" for name in now if was.get(name) != now[name]]

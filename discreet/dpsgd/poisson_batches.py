@@ -29,7 +29,7 @@ from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 
 _TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
-_READING = ("num_workers", "prefetch_factor", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+_WORKERS = ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
 _log = logging.getLogger("discreet")
 Batch = tuple[Tree, Tree]  # inputs and targets; targets are None if an example has none
 Collate = Callable[[list[Any]], Any]
@@ -160,7 +160,8 @@ def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tu
         "DPSGD replaces %s by Poisson batches of all %d examples of the DataLoader", type(replaced).__name__, size
     )
     own = None if dataset.collate_fn is default_collate else dataset.collate_fn
-    return ExampleReader(inner, collate or own), {name: getattr(dataset, name) for name in _READING}
+    how = {name: getattr(dataset, name) for name in ("batch_size", "pin_memory", *_WORKERS)}
+    return ExampleReader(inner, collate or own), how
 
 
 def _as_it_is(batch: Batch) -> Batch:

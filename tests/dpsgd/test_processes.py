@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, distributed
 
 from discreet import AdaptiveClipping
+from discreet.dpsgd.loop_processes import Processes
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.mechanisms import Gaussian
@@ -103,6 +105,18 @@ def test_each_example_of_a_batch_is_in_one_process(name: str, found: Found) -> N
     places = Counter([*found[0][name]["read"], *found[1][name]["read"]])
     assert set(places.values()) == {1}
     assert 0 < len(places) < 130  # 64 of 240 expected: others have a chance below 1e-9
+
+
+def test_a_process_with_a_part_of_the_data_set_is_refused_as_it_would_draw_by_another_chance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Second(Processes):
+        def first(self, make: Any) -> Any:
+            return replace(make(), num_examples=60)
+
+    monkeypatch.setattr("discreet.dpsgd.dpsgd.processes_of", lambda _: Second(1, 2))
+    with pytest.raises(ValueError, match="each process needs all 60 examples of the first one, not 30"):
+        private(linear(), distributed=True)
 
 
 def test_a_budget_that_is_spent_ends_the_loop_in_both_and_each_step_is_charged_once(found: Found) -> None:

@@ -81,7 +81,7 @@ def test_data_without_numbers_without_batches_or_of_a_part_of_the_data_set_are_r
     for said, loader in refused.items():
         with pytest.raises(ValueError, match=said):
             private(linear(), dataset=loader)
-    with pytest.raises(ValueError, match="give batch_size"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, not None"):
         private(linear(), batch_size=None)
 
 
