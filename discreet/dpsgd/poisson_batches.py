@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -42,17 +42,6 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def size_of(dataset: MapDataset) -> int:
-    """The number of examples. Raises ValueError if there are none, or the data set has no length or no index."""
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ValueError(
-            "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
-        )
-    if len(dataset) < 1:
-        raise ValueError("dataset must have an example at least")
-    return len(dataset)
-
-
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave no trace in it."""
@@ -67,12 +56,20 @@ class Piece:
 @dataclass(frozen=True, eq=False)
 class ExampleReader:
     """The data set by lists of positions: tensors with the examples in their first dimension, or tuples and
-    dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is None."""
+    dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is None. Raises ValueError if there
+    are none, the data set has no length or no index, or `collate` mixes examples."""
 
     dataset: MapDataset
     collate: Collate | None
 
     def __post_init__(self) -> None:
+        data = self.dataset
+        if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise ValueError(
+                "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
+            )
+        if len(data) < 1:
+            raise ValueError("dataset must have an example at least")
         if self.collate is not None:
             count = len(self.dataset)
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
@@ -145,23 +142,17 @@ def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tu
       ValueError: it has no examples by number, or the loader makes no batches, or leaves examples out.
     """
     if not isinstance(dataset, DataLoader):
-        size_of(dataset)
         return ExampleReader(dataset, collate), {}
-    inner: Any = dataset.dataset
-    size = size_of(inner)
-    if dataset.batch_sampler is None:
+    inner, sampler, batches = cast(Any, dataset.dataset), dataset.sampler, dataset.batch_sampler
+    if batches is None:
         raise ValueError("dataset: a DataLoader with batch_size=None makes no batches: give its data set itself")
-    if isinstance(dataset.sampler, SubsetRandomSampler):
-        raise ValueError(
-            "dataset: SubsetRandomSampler leaves examples out: give a DataLoader of a torch.utils.data.Subset"
-        )
-    replaced = dataset.sampler if isinstance(dataset.batch_sampler, BatchSampler) else dataset.batch_sampler
-    _log.warning(
-        "DPSGD replaces %s by Poisson batches of all %d examples of the DataLoader", type(replaced).__name__, size
-    )
+    if isinstance(sampler, SubsetRandomSampler):
+        raise ValueError("dataset: SubsetRandomSampler leaves examples out: give it a torch.utils.data.Subset instead")
     own = None if dataset.collate_fn is default_collate else dataset.collate_fn
-    how = {name: getattr(dataset, name) for name in ("batch_size", "pin_memory", *_WORKERS)}
-    return ExampleReader(inner, collate or own), how
+    reader, replaced = ExampleReader(inner, collate or own), sampler if type(batches) is BatchSampler else batches
+    said = "DPSGD replaces %s by Poisson batches of all %d examples of the DataLoader"
+    _log.warning(said, type(replaced).__name__, len(inner))
+    return reader, {name: getattr(dataset, name) for name in ("batch_size", "pin_memory", *_WORKERS)}
 
 
 def _as_it_is(batch: Batch) -> Batch:
