@@ -58,6 +58,16 @@ def _looked_at_once(real: Any) -> Any:
     return require_room
 
 
+def _kept_sums(real: Any) -> Any:
+    def read(self: Any) -> Any:
+        sums = self._sums
+        piece = real(self)
+        self._sums = sums
+        return piece
+
+    return read
+
+
 def _opened_first(real: Any) -> Any:
     def release(self: Any, replies: Any, at: Any) -> Any:
         (unopened,) = replies
@@ -202,6 +212,54 @@ FAULTS = (
         "discreet.dpsgd.step_account:StepAccount._require_room",
         _looked_at_once,
         "dpsgd/test_step_account.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
+    ),
+    Fault(
+        "a schedule is accounted at its first value",
+        "discreet.dpsgd.loop_plan:stretches",
+        lambda _: lambda values: [[values[0], len(values)]],
+        "dpsgd/test_schedules.py::test_each_step_is_accounted_by_its_own_noise",
+    ),
+    Fault(
+        "a step's noise is for the first clip norm of its schedule",
+        "discreet.dpsgd.loop_plan:LoopPlan.released",
+        lambda real: lambda self, total, count, _, **more: real(self, total, count, self.first_clip_norm, **more),
+        "dpsgd/test_schedules.py::test_each_step_draws_the_noise_that_it_is_charged_for_the_clip_norm_that_clipped",
+    ),
+    Fault(
+        "the gradients beside a noised count have the noise of the whole step",
+        "discreet.dpsgd.loop_plan:split_noise_multiplier",
+        lambda _: lambda noise_multiplier, *, count_stddev: noise_multiplier,
+        "dpsgd/test_schedules.py::test_gradients_and_count_together_draw_the_noise_that_is_charged",
+    ),
+    Fault(
+        "a batch that is read again is drawn again",
+        "discreet.dpsgd.poisson_batches:PoissonBatches._positions",
+        lambda real: lambda self, step: self.drawn.clear() or real(self, step),
+        "dpsgd/test_reading.py::test_a_batch_is_drawn_once_although_it_is_read_again_after_an_error",
+    ),
+    Fault(
+        "what was added up before a batch is read again still counts",
+        "discreet.dpsgd.dpsgd:DPSGD._read",
+        _kept_sums,
+        "dpsgd/test_reading.py::test_pieces_read_before_an_error_do_not_count_twice",
+    ),
+    Fault(
+        "a loaded state rewinds the account",
+        "discreet.dpsgd.step_account:StepAccount.resume",
+        lambda _: lambda self, taken, position, **more: None,
+        "dpsgd/test_state.py::test_without_a_ledger_the_steps_of_a_state_stay_spent_and_count_for_the_budget",
+    ),
+    Fault(
+        "a state is loaded beside an older copy of its ledger",
+        "discreet.ledger.durable_ledger:DurableLedger.contains",
+        always(True),
+        "dpsgd/test_state.py::test_a_state_of_another_ledger_of_a_newer_copy_or_of_none_is_refused",
+    ),
+    Fault(
+        "each process of a loop draws batches of its own",
+        "discreet.dpsgd.loop_processes:Processes.start",
+        lambda _: lambda self, model, source: source,
+        "dpsgd/test_processes.py::test_each_example_of_a_batch_is_in_one_process",
     ),
     # What a model, a loss and a server may not do.
     Fault(

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial, reduce
-from itertools import islice
-from operator import is_not
+from functools import partial
+from operator import add, is_not
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
 from discreet.accounting.calibration import check_whole, noise_multiplier_for_releases
-from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, PoissonBatches, size_of
+from discreet.dpsgd.adaptive_norm import AdaptiveClipping
+from discreet.dpsgd.loop_plan import LoopPlan, Schedule, values_of
+from discreet.dpsgd.loop_processes import processes_of
+from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
 from discreet.dpsgd.step_account import LoopPrivacy, StepAccount, spent_in
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.dropout import torch_draws_from
 from discreet.models.models import parts_of, trainable, trainable_part
-from discreet.per_example.objective import PADDING, Loss, Tree, count_of, cross_entropy, rows_of
+from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
-from discreet.privacy.clipping import check_clip
-from discreet.privacy.randomness import RandomSource, source_of
+from discreet.privacy.randomness import source_of
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
-from discreet.training.local_training import (
-    ExamplePrivacy,
-    LocalSettings,
-    counted_examples,
-    example_event,
-    noised_means,
-    sampling_probability,
-    step_noise,
-    steps_of,
-)
 from discreet.training.losses import per_example_loss
 
 _log = logging.getLogger("discreet")
@@ -65,27 +59,32 @@ class DPSGD:
     `public_num_examples`, and the guarantee is add-or-remove. Whatever the optimizer does with the noised mean
     (momentum, Adam, weight decay, schedules) is post-processing, which costs nothing.
 
-    Not covered: batches, their sizes, losses and metrics on the training data, and whatever else of the data is shown;
-    the choice of settings, if the data guided it; several processes or threads.
+    Not covered: batches, their sizes and pieces, losses and metrics on the training data, and whatever else of the data
+    is shown; the choice of settings, if the data guided it; several threads, and what passes between several processes.
 
     Args:
       model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm). Frozen parameters get
         neither gradient nor noise. The batches come on its device.
-      optimizer: of torch.optim, over the trainable parameters of the model, all of them and no others.
+      optimizer: of torch.optim, over the trainable parameters of the model, all of them and no others; or several, each
+        over a part; or an empty list for a trainer that steps by itself: the noised mean then stays in `.grad`.
       dataset: a map-style data set, or a list, of pairs (input, target), in which an input may be a tuple of tensors
         for the model's arguments or a dictionary for its arguments by name; or of dictionaries alone, which the loss is
-        given too, with None for the targets. That it has one at least is public.
-      batch_size: the expected size of a batch, from 1 to the number of examples.
+        given too, with None for the targets. That it has one at least is public. Or a DataLoader of such a data set,
+        which is read with its workers, prefetching and collate_fn; Poisson batches take the place of its sampler.
+      batch_size: the expected size of a batch, from 1 to the number of examples; if None, the DataLoader's.
       epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
+      steps: the number of steps, in place of epochs.
       delta: of epsilon; above 0 and below 1 / n, better far below.
       target_epsilon: chooses the least noise with which all steps, and all that the ledger says was spent before, cost
         at most that; it is then also the budget, unless `privacy` has another one.
-      clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9].
+      clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9]. Or a schedule: a list with
+        a value for each step, or a function of the step, from 0 on, that does not follow from the data. Or
+        `AdaptiveClipping`, which tracks a quantile of the gradients' norms by noised counts; the noise pays for both.
       loss: one value an example, (n,), that depends on that example alone; a loss of torch.nn with reduction="none",
         whose values are averaged over an example's own positions and labels (`per_example_loss`).
       collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own pair but for
         padding. Tried on a few examples.
-      privacy: noise, budget, accountant, ledger, declared n and seed, for loops that choose them.
+      privacy: noise, budget, accountant, ledger, declared n, seed and pieces, for loops that choose them.
 
     Raises:
       ValueError: a setting out of range, or a model, an optimizer, a loss or a data set that can't be served.
@@ -95,75 +94,85 @@ class DPSGD:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
-        dataset: MapDataset,
+        optimizer: Optimizer | Sequence[Optimizer],
+        dataset: MapDataset | DataLoader[Any],
         *,
-        batch_size: int,
-        epochs: int,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
         delta: float,
         target_epsilon: float | None = None,
-        clip_norm: float = 1.0,
+        clip_norm: Schedule | AdaptiveClipping = 1.0,
         loss: Loss = cross_entropy,
         collate_fn: Collate | None = None,
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
-        check_whole("epochs", epochs)
-        check_whole("batch_size", batch_size)
-        check_clip(clip_norm, "clip_norm")
-        if (target_epsilon is None) == (privacy.noise_multiplier is None):
-            raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
         if isinstance(model, DistributedDataParallel):
-            raise ValueError("model: DistributedDataParallel is not served: DPSGD trains in one process")
+            raise ValueError("model: give the module inside DistributedDataParallel, and LoopPrivacy(distributed=True)")
         if not trainable(model):
             raise ValueError("model: no parameter is trainable (requires_grad)")
-        _check_optimizer(optimizer, model)
+        self._model, self._privacy, self._target = model, privacy, target_epsilon
+        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        _check_optimizers(self._optimizers, model)
+        self._loss, self._is_plain = _one_value_an_example(loss)
 
-        declared, self._size = privacy.public_num_examples, size_of(dataset)
+        examples, how = loaded(dataset, collate_fn)
+        of_loader = how.pop("batch_size", None)
+        expected: int = of_loader if batch_size is None else batch_size
+        check_whole("batch_size", expected)
+        n, name = len(examples.dataset), "the number of examples"
+        if privacy.public_num_examples is not None:
+            n, name = privacy.public_num_examples, "public_num_examples"
+        if expected > n:
+            raise ValueError(f"batch_size must be at most {n}, {name}, not {expected}")
+        if not 0 < delta < 1 / n:
+            raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
+        word, given = ("epochs", epochs) if steps is None else ("steps", steps)
+        if given is None or None not in (epochs, steps):
+            raise ValueError("give epochs or steps, one of them")
+        check_whole(word, given)
+        self._length, self._has_epochs = math.ceil(n / expected), steps is None
+        planned = given * self._length if self._has_epochs else given
+        noise = privacy.noise_multiplier
+        if (noise is None) if target_epsilon is None else isinstance(noise, int | float):
+            raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
+        noises = values_of(1.0 if noise is None else noise, planned, name="noise_multiplier")
+        if not isinstance(clip_norm, AdaptiveClipping):
+            clip_norm = values_of(clip_norm, planned, name="clip_norm")
+        plan = LoopPlan(n, expected, noises, clip_norm)
 
-        def private(noise: float) -> ExamplePrivacy:
-            return ExamplePrivacy(clip_norm, noise, public_num_examples=declared)
-
-        # The loop's own optimizer has the learning rate and the momentum.
-        settings = LocalSettings(epochs, batch_size, 0.0, 0.0, private(privacy.noise_multiplier or 0.0))
-        counted, steps = counted_examples(self._size, settings), steps_of(self._size, settings)
-        if batch_size > counted:
-            name = "the number of examples" if declared is None else "public_num_examples"
-            raise ValueError(f"batch_size must be at most {counted}, {name}, not {batch_size}")
-        if not 0 < delta < 1 / counted:
-            raise ValueError(f"delta must be above 0 and below 1 / {counted}, for {counted} examples, not {delta}")
-
-        ledger = None if privacy.ledger is None else DurableLedger(Path(privacy.ledger))
-        if target_epsilon is not None:
+        self._processes = processes_of(privacy.distributed)
+        is_first = self._processes.rank == 0
+        ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
+        if target_epsilon is not None and is_first:
             spent = spent_in(ledger, privacy.data_owner).entries
-            noise = noise_multiplier_for_releases(
+            scale = noise_multiplier_for_releases(
                 target_epsilon,
-                releases=lambda noise: (
-                    *spent,
-                    (example_event(self._size, replace(settings, example=private(noise))), steps),
-                ),
+                releases=lambda scale: (*spent, *replace(plan, scale=scale).events()),
                 delta=delta,
                 accountant=privacy.accountant,
             )
-            settings = replace(settings, example=private(noise))
+            plan = replace(plan, scale=scale)
+        plan = self._processes.first(lambda: plan)
+        if plan.num_examples != n:
+            raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
         most = target_epsilon if privacy.max_epsilon is None else privacy.max_epsilon
-        budget = ServerBudget(most, delta, privacy.accountant, name="max_epsilon", guarantee=EXAMPLE)
+        budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
 
-        assert settings.example is not None
-        self._model, self._optimizer, self._settings, self._private = model, optimizer, settings, settings.example
-        event = example_event(self._size, settings)
-        self._account = StepAccount(event, steps, budget, ledger, privacy.data_owner)
+        self._plan, self._clip_norm = plan, plan.first_clip_norm
+        self._account = StepAccount(plan.events(), budget, ledger, privacy.data_owner)
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
             _log.warning("DPSGD with a seed: batches and noise can be computed again from it, and protect nobody")
-        self._loss, self._is_plain = _one_value_an_example(loss)
-        device = next(model.parameters()).device
-        self._batches = PoissonBatches(dataset, self.sampling_probability, collate_fn, device, self._source)
-        # The last step, its batch, and a copy as it was drawn: some writes to a tensor leave no trace in it.
-        self._drawn: tuple[int, Batch, Batch] | None = None
+        shared, at_most = self._processes.start(model, self._source), privacy.max_physical_batch
+        self._batches = PoissonBatches(examples, plan.probability, model, shared, self._processes, at_most, how)
+        self._reading: Iterator[Piece] = iter(())
+        self._waiting: Piece | None = None  # was yielded, and not stepped yet
+        self._sums: list[Tensor] | None = None  # of the pieces before it
 
     def __len__(self) -> int:
-        """The steps of all epochs."""
-        return self._account.planned
+        """The steps of the whole loop."""
+        return self._plan.steps
 
     def __repr__(self) -> str:
         said = f"q={self.sampling_probability:.4g}, noise_multiplier={self.noise_multiplier:.4g}"
@@ -171,18 +180,23 @@ class DPSGD:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise's standard deviation over the clip norm."""
-        return self._private.noise_multiplier
+        """The noise's standard deviation over the clip norm, of the next step."""
+        return self._plan.noise_multiplier(self.steps_taken)
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the next step; one that adapts follows from noised counts, and is covered."""
+        return self._clip_norm
 
     @property
     def sampling_probability(self) -> float:
         """The chance of each example to be in a batch."""
-        return sampling_probability(self._size, self._settings)
+        return self._plan.probability
 
     @property
     def adjacency(self) -> str:
         """The data sets that are neighbours, in words."""
-        return ZERO_OUT if self._private.public_num_examples is None else ADD_OR_REMOVE
+        return ZERO_OUT if self._privacy.public_num_examples is None else ADD_OR_REMOVE
 
     @property
     def steps_taken(self) -> int:
@@ -190,38 +204,58 @@ class DPSGD:
         return self._account.taken
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon up to now, at `delta` or the loop's own: of this loop, and of all that its ledger knows."""
+        """Epsilon up to now, at `delta` or the loop's own: of this loop, and of all that its ledger knows. Of several
+        processes the first one knows it: RuntimeError in another one, if there is a ledger."""
+        if self._processes.rank and self._privacy.ledger is not None:
+            raise RuntimeError("epsilon: the first process has the ledger")
         budget = self._account.budget if delta is None else replace(self._account.budget, delta=delta)
         return budget.epsilon(self._account.spent())
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the steps that are still to be taken, each for one call of `step`: one that was not stepped,
-        by which a loop was left, is the first of the next loop. Raises BatchError: it goes on without a step, or all
-        steps are taken.
+        """The batches of the steps that are still to be taken, whole or in pieces, each for one call of `step`: one
+        that was not stepped, by which a loop was left, is the first of the next loop. Raises BatchError: it goes on
+        without a step, or all steps are taken.
         """
+        return self._until(len(self))
+
+    def epoch(self) -> Iterator[Batch]:
+        """The batches up to the end of an epoch, for a loop over epochs with something to do after each. ValueError for
+        a loop of `steps`."""
+        if not self._has_epochs:
+            raise ValueError("epoch: the loop was made with steps, which end no epoch")
+        return self._until(self.steps_taken + self._length - self.steps_taken % self._length)
+
+    def _until(self, end: int) -> Iterator[Batch]:
         if self.steps_taken >= len(self):
             raise BatchError(f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more epsilon")
-        while (step := self.steps_taken) < len(self):
-            if self._drawn is None or self._drawn[0] != step:
-                inputs, targets = self._batches.at(step)
-                self._drawn = step, (inputs, targets), (_copied(inputs), _copied(targets))
-            yield self._drawn[1]
-            if self.steps_taken == step:
+        while self.steps_taken < end:
+            self._waiting = self._waiting or self._read()
+            yield self._waiting.batch
+            if self._waiting is not None:
                 raise BatchError(
                     "the last batch was not stepped: every batch that is drawn takes its step, an empty one too, "
                     "because to leave some out would be a choice that depends on the data"
                 )
 
-    def epoch(self) -> Iterator[Batch]:
-        """The batches up to the end of an epoch, for a loop over epochs with something to do after each."""
-        length = len(self) // self._settings.epochs
-        return islice(self, length - self.steps_taken % length)
+    def _read(self) -> Piece:
+        reading, self._reading = self._reading, iter(())  # one that raises is not gone on with
+        piece = next(reading, None)
+        if piece is None:  # the batch begins, or begins again; it is not drawn anew
+            self._sums, reading = None, self._batches.pieces(range(self.steps_taken, len(self)))
+            piece = next(reading)
+        self._reading = reading
+        return piece
 
-    def step(self, inputs: Tree, targets: Tree = None, *, max_physical_batch: int | None = None) -> None:
+    def step(self, inputs: Tree, targets: Tree = None) -> bool:
         """One step: the batch's clipped gradients, summed, charged, noised and over batch_size, then the optimizer.
 
-        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. A
-        batch larger than `max_physical_batch` is worked on in pieces of so many examples, and stays one batch.
+        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. Of
+        a batch in pieces each is added up, and the last one ends the step: one noise, one charge. No loss comes back: a
+        mean over private examples is private. Measure on other data, or pay for it (docs/guide/dpsgd.md).
+
+        Returns:
+          True if it took a step, False for a piece that is not the last one. How many pieces there are depends on the
+          size of the batch, which is not covered: show nobody how often it was False.
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
@@ -230,52 +264,103 @@ class DPSGD:
           BudgetSpent: the step would pass the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
-        self._check_drawn((inputs, targets))
-        _check_optimizer(self._optimizer, self._model)  # groups may have been added, and parameters frozen, since
-        if max_physical_batch is not None:
-            check_whole("max_physical_batch", max_physical_batch)
-        count, step = count_of(inputs), self.steps_taken
-        most = max_physical_batch or max(1, count)
-        parts = [slice(start, start + most) for start in range(0, max(1, count), most)]  # an empty batch is one part
-        pieces = [(rows_of(inputs, part), None if targets is None else rows_of(targets, part)) for part in parts]
-        with torch_draws_from(self._source.child("step", step), self._model):
-            add_noise = partial(self._add_noise, source=step_noise(self._source, step))
-            mean = noised_means(partial(self._clipped_sum, pieces), add_noise, self._settings)
+        piece = self._drawn((inputs, targets))
+        _check_optimizers(self._optimizers, self._model)  # groups may have been added, and parameters frozen, since
+        labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
+        with torch_draws_from(self._source.child(*labels), self._model):
+            sums = self._clipped_sums(inputs, targets)
+        if self._sums is not None:  # not in place: a step that is refused may be tried again
+            sums = list(map(add, self._sums, sums))
+        if not piece.is_last:
+            self._sums, self._waiting = sums, None
+            return False
+        self._processes.first(self._account.charge)
+        if self._processes.rank:
+            self._account.charge()
+        self._waiting = self._sums = None
+        del self._batches.drawn[piece.step]
+        self._take(sums, piece.step)
+        return True
+
+    def _take(self, sums: list[Tensor], step: int) -> None:
+        total, count = self._processes.added(sums)
+        release = partial(self._plan.released, total, count, self._clip_norm, step=step, source=self._source)
+        mean, self._clip_norm = self._processes.first(release)
         self._model.zero_grad()  # of frozen parameters too
         for value, part in zip(trainable(self._model), parts_of(self._model, mean), strict=True):
             value.grad = part.to(value.dtype)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
+        if self.steps_taken == len(self):
+            self._reading = iter(())  # ends its workers
 
-    def _clipped_sum(self, pieces: Sequence[Batch], clip_norm: float) -> Tensor:
-        def sum_of(inputs: Tree, targets: Tree) -> Tensor:
-            loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
-            if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
-                loss = cross_entropy  # the one whose gradient is known
-            return clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)[0]
+    def _clipped_sums(self, inputs: Tree, targets: Tree) -> list[Tensor]:
+        """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0: both
+        without the gradients that are not finite."""
+        loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
+        if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
+            loss = cross_entropy  # the one whose gradient is known
+        total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
+        below = (norms[norms.isfinite()] <= self._clip_norm).to(total.dtype)
+        return [trainable_part(self._model, total), below.sub_(0.5).sum()]
 
-        total = reduce(Tensor.add_, (sum_of(*piece) for piece in pieces))
-        return trainable_part(self._model, total)
-
-    def _add_noise(self, total: Tensor, clip_norm: float, source: RandomSource) -> Tensor:
-        self._account.charge()
-        return self._private.mechanism.add_noise(total, clip_norm, source)
-
-    def _check_drawn(self, batch: Batch) -> None:
-        if self._drawn is None or self._drawn[0] != self.steps_taken:
+    def _drawn(self, batch: Batch) -> Piece:
+        piece = self._waiting
+        if piece is None:
             raise BatchError(
                 "no batch is waiting: each one is stepped once, in the loop `for inputs, targets in private`"
             )
-        trees = self._drawn[1], batch, self._drawn[2]
+        trees = piece.batch, batch, piece.as_drawn
         drawn, given, copies = ([part for part in tree_leaves(tree) if part is not None] for tree in trees)
         if len(drawn) != len(given) or any(map(is_not, drawn, given)) or not all(map(is_same, given, copies)):
             raise BatchError(
                 "this is not the batch that was drawn: step takes the very tensors of the loop, unchanged. They are on "
                 "the model's device already; what changes an example belongs in the data set or in collate_fn"
             )
+        return piece
 
+    def state_dict(self) -> dict[str, Any]:
+        """The loop's position, of plain values: steps taken, noise, clip norm, settings, and which ledger has them.
 
-def _copied(batch: Tree) -> Tree:
-    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, batch)
+        Save it together with the model's and the optimizer's, after a step. Raises BatchError: a batch is waiting.
+        """
+        if self._waiting or self._sums:
+            raise BatchError("state_dict: a batch was drawn and not stepped yet: save after its step")
+        return {
+            "settings": self._settings(),
+            "steps_taken": self.steps_taken,
+            "scale": self._plan.scale,
+            "clip_norm": self._clip_norm,
+            "ledger": self._account.position(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state, in a new DPSGD with the same settings; of a target's noise with that of the state.
+
+        Without a ledger file the steps of the state are spent. With one the file says what is spent: steps taken after
+        the state stay charged, and taken again they are charged again, with new noise. A seed would give the same noise
+        again: a state older than the file is then refused; without a file nothing can tell.
+
+        Raises:
+          ValueError: the state has other settings; the message names them.
+          BatchError: this loop has drawn a batch.
+          LedgerError: the steps are in another ledger file, in a newer copy of it, or in none; or as said of a seed.
+        """
+        if self.steps_taken or self._waiting or self._sums:
+            raise BatchError("load_state_dict: this loop has begun: load into a new DPSGD, before its first batch")
+        was, now = state["settings"], self._settings()
+        differing = [f"{name} was {was.get(name)}, is {now[name]}" for name in now if was.get(name) != now[name]]
+        if differing:
+            raise ValueError(f"load_state_dict: the state has other settings: {'; '.join(differing)}")
+        ledger, is_seeded = None if self._processes.rank else state["ledger"], self._privacy.seed is not None
+        self._account.resume(state["steps_taken"], ledger, is_seeded=is_seeded)
+        self._plan, self._clip_norm = replace(self._plan, scale=state["scale"]), state["clip_norm"]
+        self._account.events = self._plan.events()
+
+    def _settings(self) -> dict[str, Any]:
+        delta, privacy = self._account.budget.delta, self._privacy
+        how = {"delta": delta, "target_epsilon": self._target, "data_owner": privacy.data_owner}
+        return {**self._plan.facts(), **how, "adjacency": self.adjacency}
 
 
 def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
@@ -292,14 +377,20 @@ def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
     return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
 
 
-def _check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raises ValueError if its parameters are not the model's trainable ones."""
-    if isinstance(optimizer, LBFGS | SparseAdam):
-        raise ValueError(f"optimizer: {type(optimizer).__name__} is not served: it needs a closure or sparse gradients")
-    held = {id(value) for group in optimizer.param_groups for value in group["params"]}
+def _check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
+    """Raises ValueError if their parameters together are not the model's trainable ones, each in one of them."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, LBFGS | SparseAdam):
+            name = type(optimizer).__name__
+            raise ValueError(f"optimizer: {name} is not served: it needs a closure or sparse gradients")
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    listed = [id(value) for group in groups for value in group["params"]]
+    held = set(listed)
+    if len(held) < len(listed):
+        raise ValueError("optimizer: two of them hold the same parameter, which would take two steps")
     if held - {id(value) for value in model.parameters()}:
         raise ValueError("optimizer: it holds parameters that are not the model's, which nothing would make private")
-    if {id(value) for value in trainable(model)} - held:
+    if optimizers and {id(value) for value in trainable(model)} - held:
         raise ValueError(
             "optimizer: it does not hold all trainable parameters of the model: freeze the others by "
             "requires_grad_(False), so that they take no part in the clipped norm"

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
+from discreet.dpsgd.loop_processes import Processes
 from discreet.per_example.objective import Tree, as_tree, rows_of
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 
 _TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
+_WORKERS = ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+_log = logging.getLogger("discreet")
 Batch = tuple[Tree, Tree]  # inputs and targets; targets are None if an example has none
 Collate = Callable[[list[Any]], Any]
 
@@ -30,53 +42,121 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def size_of(dataset: MapDataset) -> int:
-    """The number of examples. Raises ValueError if there are none, or the data set has no length or no index."""
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ValueError(
-            "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
-        )
-    if len(dataset) < 1:
-        raise ValueError("dataset must have an example at least")
-    return len(dataset)
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave no trace in it."""
+
+    step: int
+    number: int
+    is_last: bool
+    batch: Batch
+    as_drawn: Batch
 
 
 @dataclass(frozen=True, eq=False)
-class PoissonBatches:
-    """Batches of (inputs, targets), on `device`: tensors with the examples in their first dimension, or tuples and
-    dictionaries of them.
-
-    An example is in a batch with `probability`, independently of the others and of earlier batches. So a batch may have
-    any size, 0 included. `collate` makes a batch of a list of examples; PyTorch's default_collate if it is None.
-    """
+class ExampleReader:
+    """The data set by lists of positions: tensors with the examples in their first dimension, or tuples and
+    dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is None. Raises ValueError if there
+    are none, the data set has no length or no index, or `collate` mixes examples."""
 
     dataset: MapDataset
-    probability: float
     collate: Collate | None
-    device: torch.device
-    source: RandomSource
 
     def __post_init__(self) -> None:
+        data = self.dataset
+        if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise ValueError(
+                "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
+            )
+        if len(data) < 1:
+            raise ValueError("dataset must have an example at least")
         if self.collate is not None:
             count = len(self.dataset)
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
             _check_collate(self.collate, [self.dataset[place] for place in places])
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step. It is drawn anew if the source is secure: ask once."""
-        drawn = step_batch(self.source, step, len(self.dataset), probability=self.probability)
-        inputs, targets = tree_map(lambda part: part if part is None else part.to(self.device), self._pair(drawn))
-        return inputs, targets
-
-    def _pair(self, positions: Tensor) -> Batch:
+    def __getitem__(self, positions: Sequence[int]) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
-            parts = [part[positions.to(part.device)] for part in self.dataset.tensors]
+            parts = [
+                part[torch.tensor(positions, dtype=torch.int64, device=part.device)] for part in self.dataset.tensors
+            ]
             return _checked(parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions))
         # Shapes and types of an empty batch are those of a batch of one.
-        examples = [self.dataset[position] for position in positions.tolist() or [0]]
-        batch = _checked((self.collate or default_collate)(examples), len(examples))
-        inputs, targets = rows_of(batch, slice(0, len(positions)))
-        return inputs, targets
+        examples = [self.dataset[position] for position in positions or [0]]
+        inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
+        return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
+
+
+@dataclass(frozen=True, eq=False)
+class PoissonBatches:
+    """Poisson batches on the device of `model`, in pieces of at most `most` examples of what this process reads.
+
+    An example is in a batch with `probability`, independently of the others and of earlier batches. So a batch may have
+    any size, 0 included. A step's batch is `drawn` once, however often it is read. `how`: as torch's DataLoader reads.
+    """
+
+    examples: ExampleReader
+    probability: float
+    model: nn.Module
+    source: RandomSource
+    processes: Processes
+    most: int | None
+    how: Mapping[str, Any]
+    drawn: dict[int, Tensor] = field(default_factory=dict)
+
+    def pieces(self, steps: range) -> Iterator[Piece]:
+        """The pieces of the batches of some steps. With workers later ones are being read meanwhile."""
+        asked = deque[tuple[int, int, bool]]()
+
+        def positions() -> Iterator[Sequence[int]]:
+            for step in steps:
+                mine = self.processes.part(self._positions(step))
+                starts = range(0, max(1, len(mine)), self.most or max(1, len(mine)))  # an empty batch is one piece
+                for number, start in enumerate(starts):
+                    asked.append((step, number, start == starts[-1]))
+                    yield mine[start : start + starts.step]
+
+        generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
+        whole: Any = self.examples  # whose positions are lists: torch makes no batches of its own
+        how = {"batch_size": None, "sampler": positions(), "collate_fn": _as_it_is, "generator": generator, **self.how}
+
+        def piece(read: Batch) -> Piece:
+            device = next(self.model.parameters()).device  # it may have been moved since
+            batch = tree_map(lambda part: part if part is None else part.to(device), read)
+            return Piece(*asked.popleft(), batch, tree_map(lambda part: part if part is None else part.clone(), batch))
+
+        return map(piece, DataLoader(whole, **how))  # no generator, which would hold a piece while the next one is read
+
+    def _positions(self, step: int) -> Sequence[int]:
+        if step not in self.drawn:
+            count = len(self.examples.dataset)
+            self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)
+        positions: list[int] = self.drawn[step].tolist()
+        return positions
+
+
+def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tuple[ExampleReader, dict[str, Any]]:
+    """The examples of a data set or a DataLoader, and how to read them: with the loader's workers and prefetching.
+
+    Raises:
+      ValueError: it has no examples by number, or the loader makes no batches, or leaves examples out.
+    """
+    if not isinstance(dataset, DataLoader):
+        return ExampleReader(dataset, collate), {}
+    inner, sampler, batches = cast(Any, dataset.dataset), dataset.sampler, dataset.batch_sampler
+    if batches is None:
+        raise ValueError("dataset: a DataLoader with batch_size=None makes no batches: give its data set itself")
+    if isinstance(sampler, SubsetRandomSampler):
+        raise ValueError("dataset: SubsetRandomSampler leaves examples out: give it a torch.utils.data.Subset instead")
+    own = None if dataset.collate_fn is default_collate else dataset.collate_fn
+    reader, replaced = ExampleReader(inner, collate or own), sampler if type(batches) is BatchSampler else batches
+    said = "DPSGD replaces %s by Poisson batches of all %d examples of the DataLoader"
+    _log.warning(said, type(replaced).__name__, len(inner))
+    return reader, {name: getattr(dataset, name) for name in ("batch_size", "pin_memory", *_WORKERS)}
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 def _check_collate(collate: Collate, examples: list[Any]) -> None:

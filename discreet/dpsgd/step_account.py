@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.calibration import check_whole
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, passes
+from discreet.dpsgd.loop_plan import Schedule
 from discreet.ledger.budget import ServerBudget
-from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
-from discreet.privacy.mechanisms import Gaussian
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, LedgerPosition
 from discreet.settings.privacy import EXAMPLE
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoopPrivacy:
-    """The choices for noise, budget and account that few loops need: `DPSGD(..., privacy=LoopPrivacy(...))`.
+    """The choices that few loops need: `DPSGD(..., privacy=LoopPrivacy(...))`.
 
     Attributes:
       noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects nobody. Give this or
-        `target_epsilon`.
+        `target_epsilon`. It may be a schedule, a list or a function of the step (`DPSGD`'s `clip_norm`), each step
+        accounted by its own noise; with `target_epsilon` its values are relative ones. Change it from epoch to epoch:
+        of 200 different values an epsilon takes some 10 s by "pld".
       max_epsilon: the budget; a step that would pass it raises BudgetSpent. None: `target_epsilon`, if that is given.
       accountant: "pld" or "rdp".
       ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and which outlives them.
@@ -34,27 +37,33 @@ class LoopPrivacy:
       public_num_examples: a constant that takes the place of n in the sampling and the account, which makes the
         guarantee add-or-remove; at least batch_size, and chosen without looking at the data.
       seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
+      max_physical_batch: the most examples that are read and worked on at a time. The loop then yields larger batches
+        in pieces; None: whole.
+      distributed: the loop is one of the processes of torch.distributed's default group, each of which works on its
+        part of every batch. All are given the same; the first one keeps the account and draws the one noise.
 
     Raises:
       ValueError: one is out of range; the message names it.
     """
 
-    noise_multiplier: float | None = None
+    noise_multiplier: Schedule | None = None
     max_epsilon: float | None = None
     accountant: str = PLD
     ledger: str | Path | None = None
     data_owner: str = ""
     public_num_examples: int | None = None
     seed: int | None = None
+    max_physical_batch: int | None = None
+    distributed: bool = False
 
     def __post_init__(self) -> None:
-        Gaussian(self.noise_multiplier or 0.0)  # checks the noise multiplier
         if self.max_epsilon is not None and not self.max_epsilon > 0:
             raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
         if self.accountant not in ACCOUNTANTS:
             raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
-        if self.public_num_examples is not None:
-            check_whole("public_num_examples", self.public_num_examples)
+        for name in ("public_num_examples", "max_physical_batch"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
 
 
 def spent_in(ledger: DurableLedger | None, data_owner: str) -> PrivacyLedger:
@@ -64,17 +73,15 @@ def spent_in(ledger: DurableLedger | None, data_owner: str) -> PrivacyLedger:
 
 @dataclass
 class StepAccount:
-    """Charges equal steps of one loop, each before its noise is used, and counts them.
+    """Charges the steps of one loop, each before its noise is used, and counts them.
 
     Attributes:
-      event: the cost of one step.
-      planned: the most steps that the loop takes.
+      events: the cost of each step of the plan, in order: an event, and how many steps on end cost that.
       ledger: a file that outlives the loop, or None. All that it says of `data_owner` counts, from whatever loop.
       taken: the steps of this loop that were charged.
     """
 
-    event: DpEvent
-    planned: int
+    events: Sequence[tuple[DpEvent, int]]
     budget: ServerBudget
     ledger: DurableLedger | None
     data_owner: str
@@ -82,22 +89,37 @@ class StepAccount:
     _before: PrivacyLedger = field(default_factory=PrivacyLedger)  # all but the steps since `_first`
     _first: int = 0
     _read_at: LedgerPosition | None = None
-    _room: int | None = None  # steps since `_first` that the budget has room for; None: not known yet
+    _last: int | None = None  # the steps that the budget has room for, of the plan; None: not known yet
 
     def __post_init__(self) -> None:
         self._read()
+
+    @property
+    def planned(self) -> int:
+        """The most steps that the loop takes."""
+        return sum(count for _, count in self.events)
 
     def _read(self) -> None:
         """Reads the file if another process has changed it."""
         if self.ledger is None or self._read_at == (position := self.ledger.position()):
             return
         self._before = spent_in(self.ledger, self.data_owner)
-        self._read_at, self._first, self._room = position, self.taken, None
+        self._read_at, self._first, self._last = position, self.taken, None
+
+    def _steps(self, first: int, end: int) -> Iterator[tuple[DpEvent, int]]:
+        start = 0
+        for event, count in self.events:
+            yield event, max(0, min(start + count, end) - max(start, first))
+            start += count
+
+    def _after(self, steps: int) -> PrivacyLedger:
+        """All releases about this data owner's examples once the loop has taken so many steps."""
+        return PrivacyLedger((*self._before.entries, *self._steps(self._first, steps)))
 
     def spent(self) -> PrivacyLedger:
         """All releases about this data owner's examples."""
         self._read()
-        return self._before.record(self.event, self.taken - self._first)
+        return self._after(self.taken)
 
     def charge(self) -> None:
         """Charges one more step. With a file, it is on disk when this returns.
@@ -106,7 +128,8 @@ class StepAccount:
           BudgetSpent: the step would pass the budget.
           LedgerError: the file can't be charged.
         """
-        charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, self.event)
+        event = next(event for event, count in self._steps(self.taken, self.taken + 1) if count)
+        charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, event)
         self._require_room(charge)
         while self.ledger is not None and self._read_at is not None:
             position = self.ledger.charge_after(self._read_at, [charge])
@@ -118,16 +141,38 @@ class StepAccount:
         self.taken += 1
 
     def _require_room(self, charge: Charge) -> None:
-        if self._room is None:  # looked at once for all steps: an epsilon takes longer than a step
-            self._room = self._steps_within_budget()
-        if self.taken - self._first >= self._room:
+        if self._last is None:  # looked at once for all steps: an epsilon takes longer than a step
+            self._last = self._steps_within_budget()
+        if self.taken >= self._last:
             self.budget.require_room(self.spent(), [charge], f"step {charge.round}")
 
     def _steps_within_budget(self) -> int:
-        most, left = self.budget.max_epsilon, self.planned - self._first
-
         def beyond(steps: int) -> bool:
-            spent = self._before.record(self.event, steps)
-            return passes(spent, most, delta=self.budget.delta, accountant=self.budget.accountant)
+            budget = self.budget
+            return passes(self._after(steps), budget.max_epsilon, delta=budget.delta, accountant=budget.accountant)
 
-        return left if not beyond(left) else bisect_right(range(left + 1), 0, key=beyond) - 1
+        possible, most = range(self._first, self.planned + 1), self.planned
+        return most if not beyond(most) else self._first + bisect_right(possible, 0, key=beyond) - 1
+
+    def position(self) -> dict[str, Any] | None:
+        """The ledger file's identity, rows and head, wherever it lies; None without a file."""
+        return None if self.ledger is None else asdict(self.ledger.position())
+
+    def resume(self, taken: int, position: dict[str, Any] | None, *, is_seeded: bool) -> None:
+        """Goes on after steps that an earlier process took and charged. What a file says of them stays as it is.
+
+        Raises:
+          LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one; or it
+            was charged since, and a seed would give the noise of those steps to other parameters.
+        """
+        known = None if position is None else LedgerPosition(**position)
+        if self.ledger is None:
+            if known is not None:
+                raise LedgerError("the state's steps are in a ledger file: give it as LoopPrivacy(ledger=...)")
+        elif known is None or not self.ledger.contains(known):
+            raise LedgerError(f"{self.ledger.path} is not the ledger that the state's steps are in, or an older copy")
+        elif is_seeded and self.ledger.position() != known:
+            raise LedgerError(f"{self.ledger.path} was charged since the state: with a seed its noise would come again")
+        else:
+            self._first, self._last = taken, None
+        self.taken = taken

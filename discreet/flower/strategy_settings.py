@@ -6,10 +6,11 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial, reduce
 from typing import Any
 
+from discreet.dpsgd.adaptive_norm import FIRST_NORM, LARGEST_DOUBT, LARGEST_NORM, SEARCH_RATE, AdaptiveClipping
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.mechanisms.mechanism import expected_cohort
@@ -20,26 +21,6 @@ from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, require
 from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
-
-
-@dataclass(frozen=True)
-class AdaptiveClipping:
-    """A clip norm that tracks a quantile of the norms of the differences: Andrew et al. 2021 (arXiv 1905.03871).
-
-    Attributes:
-      norm: the first one. None: the first rounds search for it from 0.1 on, up to 10, by the noised bits that are paid
-        for anyway.
-      maximum: what it never passes; None is ten times `norm`, or 10 without it.
-      target_quantile: of the norms, within (0, 1).
-      learning_rate: of the steps by which it moves.
-      count_stddev: noise on the count of norms within it; None is a small share of what the round costs.
-    """
-
-    norm: float | None = None
-    maximum: float | None = None
-    target_quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_stddev: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +50,7 @@ class CentralGaussian:
     target_epsilon: float | None = None
     max_epsilon: float | None = None
     delta: float = 1e-5
-    clipping: AdaptiveClipping | FixedClipping = AdaptiveClipping()
+    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
     accountant: str = "pld"
     noise: str = "grid"
     too_noisy: str = "refuse"
@@ -159,10 +140,6 @@ ARGUMENTS = {
 }
 SETTING = re.compile(r"\brounds(?==| must)|\bresume=true|\b[a-z]\w*(?:\.\w+)+(?:=secure)?")
 
-LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
-# If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
-# round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9, ...
-FIRST_NORM, LARGEST_NORM, SEARCH_RATE = 0.1, 10.0, 5.0
 Says = Callable[[str], str]
 
 

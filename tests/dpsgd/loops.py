@@ -30,19 +30,21 @@ def sgd(parameters: Any) -> Optimizer:
 def private(model: nn.Module, made: Made = sgd, *, dataset: Any = None, **settings: Any) -> DPSGD:
     """A loop over 30 examples in Poisson batches of 8, reproducible, but for `settings`, of DPSGD or LoopPrivacy."""
     data = TensorDataset(COUNTED.inputs, COUNTED.targets) if dataset is None else dataset
-    usual = {"batch_size": BATCH, "epochs": 2, "delta": 1e-3, "clip_norm": CLIP, "seed": SEED}
+    usual = {"batch_size": BATCH, "delta": 1e-3, "clip_norm": CLIP, "seed": SEED}
     if not settings.keys() & {"noise_multiplier", "target_epsilon"}:
         usual["noise_multiplier"] = NOISE
+    if "steps" not in settings:
+        usual["epochs"] = 2
     given = usual | settings
     privacy = {field.name: given.pop(field.name) for field in fields(LoopPrivacy) if field.name in given}
     optimizer = made(value for value in model.parameters() if value.requires_grad)
     return DPSGD(model, optimizer, data, privacy=LoopPrivacy(**privacy), **given)
 
 
-def run(loop: DPSGD, max_physical_batch: int | None = None) -> DPSGD:
+def run(loop: DPSGD) -> DPSGD:
     """All steps."""
     for inputs, targets in loop:
-        loop.step(inputs, targets, max_physical_batch=max_physical_batch)
+        loop.step(inputs, targets)
     return loop
 
 

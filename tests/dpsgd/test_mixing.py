@@ -143,7 +143,7 @@ def test_values_that_are_not_finite_are_no_change_of_a_batch() -> None:
 
 def test_a_parameter_group_that_is_added_after_the_start_is_refused_and_costs_nothing() -> None:
     loop = private(linear())
-    loop._optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    loop._optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     assert_refused_at_no_cost(loop, "optimizer: it holds parameters that are not the model's")
 
 
@@ -155,5 +155,5 @@ def test_a_parameter_that_is_unfrozen_after_the_start_is_refused_unless_the_opti
     model[0].requires_grad_(True)
     with pytest.raises(ValueError, match="optimizer: it does not hold all trainable parameters"):
         loop.step(*next(iter(loop)))
-    loop._optimizer.add_param_group({"params": list(model[0].parameters())})
+    loop._optimizers[0].add_param_group({"params": list(model[0].parameters())})
     loop.step(*next(iter(loop)))

@@ -1,0 +1,80 @@
+"""A transformers Trainer whose steps are private: python examples/dpsgd/transformers_trainer.py
+
+The model is a small BERT with random parameters, so that nothing is downloaded; the texts are made-up tokens.
+"""
+
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from discreet import DPSGD
+
+
+class PrivateTrainer(Trainer):
+    """A Trainer whose batches and gradients are those of a DPSGD without an optimizer: the Trainer's own one steps."""
+
+    def __init__(self, private: DPSGD, **settings: object) -> None:
+        super().__init__(**settings)
+        self.private = private
+
+    def get_train_dataloader(self) -> DPSGD:
+        return self.private
+
+    def training_step(self, model: nn.Module, batch: tuple, num_items_in_batch: object = None) -> torch.Tensor:
+        model.train()
+        self.private.step(*batch)  # the noised mean is in .grad now
+        return torch.zeros((), device=self.args.device)  # the loss of private examples is private
+
+
+def loss(outputs: dict, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs["logits"], labels, reduction="none")
+
+
+def without_labels(rows: list[dict]) -> tuple[dict, torch.Tensor]:
+    """Inputs and labels apart: given labels, the model computes a mean loss, which nobody needs here."""
+    batch = torch.utils.data.default_collate(rows)  # or a DataCollatorWithPadding
+    return batch, batch.pop("labels")
+
+
+def texts(count: int, seed: int) -> list[dict]:
+    """Tokens and how many of them count; texts of one label have more small tokens than those of the other."""
+    draws = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 2
+    tokens = torch.randint(1, 35, (count, 12), generator=draws) + 15 * labels.unsqueeze(1)
+    lengths = torch.randint(6, 13, (count, 1), generator=draws)
+    mask = (torch.arange(12) < lengths).long()
+    names = ("input_ids", "attention_mask", "labels")
+    return [dict(zip(names, row, strict=True)) for row in zip(tokens, mask, labels, strict=True)]
+
+
+def main() -> None:
+    config = BertConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=2
+    )
+    model = BertForSequenceClassification(config)
+    loader = DataLoader(texts(2000, seed=31), batch_size=200, collate_fn=without_labels)
+    private = DPSGD(model, [], loader, steps=60, target_epsilon=8.0, delta=1e-4, loss=loss)
+    with TemporaryDirectory() as folder:
+        settings = TrainingArguments(
+            folder,
+            max_steps=len(private),
+            max_grad_norm=0.0,  # each example's gradient is clipped already
+            learning_rate=5e-3,
+            report_to="none",
+            logging_strategy="no",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        PrivateTrainer(private, model=model, args=settings, train_dataset=loader.dataset).train()
+    model.eval()
+    others = torch.utils.data.default_collate(texts(500, seed=57))
+    with torch.no_grad():
+        right = (model(**others).logits.argmax(1) == others["labels"]).float().mean()
+    print(f"epsilon {private.epsilon():.3f} at delta 1e-4, {private.steps_taken} steps, other texts right {right:.3f}")
+
+
+if __name__ == "__main__":
+    main()

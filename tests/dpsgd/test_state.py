@@ -1,0 +1,174 @@
+"""A loop that is saved and loaded: it goes on as if it had never ended, and its account never shrinks."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from discreet import AdaptiveClipping
+from discreet.dpsgd.dpsgd import DPSGD, BatchError
+from discreet.ledger.budget import BudgetSpent
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from tests.dpsgd.loops import BATCH, COUNTED, private, run
+from tests.node.clients import linear, params_of
+
+Saved = dict[str, Any]
+
+
+def stepped(loop: DPSGD, steps: int) -> DPSGD:
+    batches = iter(loop)
+    for _ in range(steps):
+        loop.step(*next(batches))
+    return loop
+
+
+def saved(model: nn.Module, loop: DPSGD) -> Saved:
+    """A checkpoint that went through a file."""
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "loop": loop.state_dict()}, file)
+    file.seek(0)
+    found: Saved = torch.load(file, weights_only=True)
+    return found
+
+
+def resumed(state: Saved, **settings: Any) -> tuple[nn.Module, DPSGD]:
+    model = linear(seed=5)
+    model.load_state_dict(state["model"])
+    loop = private(model, **settings)
+    loop.load_state_dict(state["loop"])
+    return model, loop
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return DurableLedger.create(tmp_path / "ledger.db").path
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "target": {"target_epsilon": 2.0, "accountant": "rdp"},
+    "schedules": {"noise_multiplier": [2.0] * 4 + [1.0] * 4, "clip_norm": lambda step: 0.3 + 0.1 * step},
+    "adaptive": {"clip_norm": AdaptiveClipping(0.2)},
+}
+
+
+@pytest.mark.parametrize("settings", HOW.values(), ids=HOW)
+def test_a_loop_that_goes_on_from_a_state_is_the_loop_that_never_stopped(settings: dict[str, Any]) -> None:
+    never, stops = linear(), linear()
+    whole = run(private(never, **settings))
+    model, loop = resumed(saved(stops, stepped(private(stops, **settings), 3)), **settings)
+    assert loop.steps_taken == 3
+    run(loop)
+    assert torch.equal(params_of(model), params_of(never))
+    assert (loop.epsilon(), loop.clip_norm, loop.steps_taken) == (whole.epsilon(), whole.clip_norm, 8)
+
+
+def test_without_a_ledger_the_steps_of_a_state_stay_spent_and_count_for_the_budget() -> None:
+    model, first = linear(), private(linear())
+    state = saved(model, stepped(first, 3))
+    most = 1.001 * stepped(private(linear()), 5).epsilon()
+    _, loop = resumed(state, max_epsilon=most)
+    assert loop.epsilon() == first.epsilon()
+    with pytest.raises(BudgetSpent, match="step 6 would"):
+        run(loop)
+    assert loop.steps_taken == 5
+
+
+def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_with_new_noise(ledger: Path) -> None:
+    still: dict[str, Any] = {"seed": None, "ledger": ledger, "made": lambda values: SGD(values, lr=0.0)}
+    model = linear()
+    loop = stepped(private(model, **still), 2)
+    state = saved(model, loop)
+    stepped(loop, 1)
+    after, first = loop.epsilon(), model.weight.grad.clone()
+    model, again = resumed(state, **still)
+    assert (again.steps_taken, again.epsilon()) == (2, after)
+    stepped(again, 1)
+    assert again.epsilon() == stepped(private(linear()), 4).epsilon() > after
+    assert not torch.equal(model.weight.grad, first)
+
+
+def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(
+    ledger: Path,
+) -> None:
+    model = linear()
+    loop = stepped(private(model, ledger=ledger), 2)
+    state = saved(model, loop)
+    assert resumed(state, ledger=ledger)[1].steps_taken == 2
+    stepped(loop, 1)
+    with pytest.raises(LedgerError, match="was charged since the state: with a seed"):
+        resumed(state, ledger=ledger)
+
+
+def test_with_a_target_a_state_brings_its_noise_and_the_ledger_what_is_left(ledger: Path) -> None:
+    settings: dict[str, Any] = {"target_epsilon": 2.0, "ledger": ledger, "accountant": "rdp", "seed": None}
+    model = linear()
+    loop = stepped(private(model, **settings), 5)
+    state = saved(model, loop)
+    _, again = resumed(state, **settings)
+    assert again.noise_multiplier == loop.noise_multiplier
+    assert 0.995 * 2.0 < run(again).epsilon() <= 2.0
+    _, late = resumed(state, **settings)
+    with pytest.raises(BudgetSpent):
+        run(late)
+
+
+def test_a_state_of_another_ledger_of_a_newer_copy_or_of_none_is_refused(ledger: Path, tmp_path: Path) -> None:
+    model = linear()
+    shutil.copy(ledger, tmp_path / "older.db")
+    state = saved(model, stepped(private(model, ledger=ledger), 2))
+    other = DurableLedger.create(tmp_path / "other.db").path
+    for wrong in (other, tmp_path / "older.db"):
+        with pytest.raises(LedgerError, match="is not the ledger that the state's steps are in, or an older copy"):
+            resumed(state, ledger=wrong)
+    with pytest.raises(LedgerError, match="steps are in a ledger file"):
+        resumed(state)
+    with pytest.raises(LedgerError, match="is not the ledger"):
+        resumed(saved(model, stepped(private(linear()), 2)), ledger=ledger)
+    moved = tmp_path / "moved.db"
+    ledger.rename(moved)
+    assert resumed(state, ledger=moved)[1].steps_taken == 2
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "noise_multiplier": {"noise_multiplier": 0.7},
+    "clip_norm": {"clip_norm": 0.5},
+    "batch_size": {"batch_size": BATCH + 1, "epochs": None, "steps": 8},
+    "num_examples": {"dataset": list(zip(COUNTED.inputs[:29], COUNTED.targets, strict=False))},
+    "adjacency": {"public_num_examples": 30},
+    "delta": {"delta": 1e-4},
+    "steps": {"epochs": 3},
+    "data_owner": {"data_owner": "others"},
+    "target_epsilon": {"target_epsilon": 2.0, "accountant": "rdp"},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_state_of_other_settings_is_refused_by_their_names(name: str) -> None:
+    model = linear()
+    state = saved(model, stepped(private(model), 2))
+    with pytest.raises(ValueError, match=rf"other settings: (.*; )?{name} was"):
+        resumed(state, **OTHERS[name])
+
+
+def test_a_batch_that_is_drawn_can_be_dropped_neither_by_saving_nor_by_loading() -> None:
+    model = linear()
+    loop = private(model, max_physical_batch=2)
+    state = loop.state_dict()
+    batch = next(iter(loop))
+    for drops in (loop.state_dict, lambda: loop.load_state_dict(state)):
+        with pytest.raises(BatchError, match=r"drawn|begun"):
+            drops()
+    loop.step(*batch)
+    with pytest.raises(BatchError, match="not stepped yet"):
+        loop.state_dict()  # amid a batch in pieces
+    run(loop)
+    with pytest.raises(BatchError, match="has begun"):
+        loop.load_state_dict(state)
