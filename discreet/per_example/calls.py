@@ -42,6 +42,7 @@ class Watcher(Protocol):
 
     tape: Tape
     count: int
+    has_length: bool
 
     def tag(self, value: Tensor) -> Any: ...
     def give(self, value: Tensor, tag: Any) -> Tensor: ...

@@ -162,6 +162,14 @@ def cut(call: Call) -> Tag:
     return found[0] if single else found
 
 
+def padded(call: Call) -> Tag:
+    """Packed sequences of equal lengths, (T * n, ...), as (n, T, ...) or (T, n, ...), and their lengths."""
+    _, layout = call.one
+    if layout != Layout(0, layout.before):
+        raise Unserved(f"{call.name} of examples in another dimension")
+    return [Layout(0 if call.args[2] else 1), Layout(0)]
+
+
 def one_hot(call: Call) -> Tag:
     _, layout = call.one
     return layout if call.argument(1, "num_classes", default=-1) > 0 else Mixed("one_hot without num_classes")
@@ -345,6 +353,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
     ("topk kthvalue", along(2, -1, keeps=True)),
     ("norm roll linalg_vector_norm", along(2)),
     ("unbind select", along(1, 0, keeps=False)),
+    ("pad_packed_sequence", padded),
     ("one_hot", one_hot),
     ("tril triu", over_last(2)),
     ("max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d max_pool1d_with_indices upsample_nearest1d "

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.per_example.any_model import built_terms, plain_gradient
+from discreet.per_example.branches import Split
 from discreet.per_example.layouts import FEWEST, Unserved
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -50,7 +51,7 @@ from discreet.per_example.trial import (
     try_out,
     unmoved,
 )
-from discreet.per_example.watch import MixesExamples, Split, Watch
+from discreet.per_example.watch import MixesExamples, Watch
 from discreet.privacy.clipping import check_clip, clip_factors
 
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
@@ -58,7 +59,8 @@ _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 _BUILT_FLOATS = 2**26
 # A made-up example may stand at a kink, of a ReLU or a maximum, where rounding decides; a wrong rule is wrong for all.
 _TRIALS, _MADE_UP = 3, 7  # seven: a number that is seldom another size of a model, too
-_MOST_GROUPS = 8  # of examples that answer a forward's questions alike; more go by torch.func
+# Groups of examples that answer a forward's questions alike: of eight at least on average, if there are many.
+_MOST_GROUPS, _FEWEST_IN_A_GROUP = 8, 8
 # By model: its state when it was last tried, and the reason why it can't be watched, or "".
 _reasons: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
@@ -199,7 +201,7 @@ def _passes(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[_Part
         terms = one_pass(objective, _filled(inputs, rows), _filled(targets, rows))
     except Split as split:
         answers, groups = torch.unique(split.answers[:count], return_inverse=True)
-        if len(answers) > _MOST_GROUPS:
+        if len(answers) > max(_MOST_GROUPS, count // _FEWEST_IN_A_GROUP):
             raise Unserved(f"examples have {len(answers)} answers to {split.where}") from split
         for group in range(len(answers)):
             places = (groups == group).nonzero().squeeze(1)
@@ -345,16 +347,18 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
         rows = torch.cat([values[place].reshape(len(targets), -1) for place in counted], 1)
         return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
-    counted = list[int]()
-    objective, reason = objective_of(model, every_row_counts_otherwise), ""
+    counted, objective = list[int](), objective_of(model, every_row_counts_otherwise)
+    reason, small = "", False
     for seed in range(_TRIALS):
         try:
             with same_chance(objective.parameters[0].device), Undrawn():
-                reason = _tried_on(objective, made_up(model, inputs, _MADE_UP, seed))
+                reason = _tried_on(objective, made_up(model, inputs, _MADE_UP, seed, small=small))
         except MixesExamples:
             raise
-        except (Unserved, *CONFUSED) as error:
+        except Unserved as error:
             return str(error)
+        except CONFUSED as error:
+            reason, small = str(error), True
         if not reason:
             break
     return reason

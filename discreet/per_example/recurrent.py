@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from discreet.per_example.calls import Call
-from discreet.per_example.layouts import Layout, Unserved
+from discreet.per_example.layouts import CONSTANT, Layout, Unserved
 from discreet.per_example.terms import Term
 from discreet.per_example.weights import Rule, Ruled, product_terms
 
@@ -130,13 +130,23 @@ class _Cell:
         return after, state
 
 
+def _is_each_ones(call: Call, start: Tensor) -> bool:
+    """True for a state (layers, n, hidden) of the examples, or one that is the same for all of them."""
+    tag = call.watch.tag(start)
+    return bool(tag == Layout(1) or (tag is CONSTANT and (start == start[:, :1]).all()))
+
+
 def _layers(kind: str) -> Rule:
     def rule(call: Call) -> Ruled:
-        inputs, start, parameters, biased, count, dropout, training, both, batch_first = call.args
+        packed = isinstance(call.args[3], list | tuple)
+        inputs, *_, parameters, biased, count, dropout, training, both = call.args if packed else call.args[:-1]
+        start, batch_first = call.args[2 if packed else 1], not packed and call.args[-1]
         starts: State = tuple(start) if kind == "lstm" else (start,)
         layout, wanted = call.layout(inputs), Layout(0 if batch_first else 1)
-        if layout != wanted or inputs.dim() != 3 or any(call.layout(value) != Layout(1) for value in starts):
-            raise Unserved(f"{kind} of packed sequences, or of examples in another dimension")
+        if packed and layout is not None and layout.after == 1:  # of equal lengths: (T * n, d)
+            inputs, layout = inputs.view(layout.before, call.count, -1), wanted
+        if layout != wanted or inputs.dim() != 3 or not all(_is_each_ones(call, value) for value in starts):
+            raise Unserved(f"{kind} of examples in another dimension")
         each, ways = 4 if biased else 2, 2 if both else 1
         if len(parameters) != each * count * ways:
             raise Unserved(f"{kind} with projections")
@@ -154,6 +164,8 @@ def _layers(kind: str) -> Rule:
             values = torch.cat(found, dim=2) if both else found[0]
         outputs = values if batch_first else values.transpose(0, 1)
         last = [torch.stack(parts) for parts in zip(*ends, strict=True)]
+        if packed:
+            outputs, layout = outputs.flatten(0, 1), Layout(0, len(outputs))
         return (outputs, *last), [layout, *[Layout(1)] * len(last)]
 
     return rule

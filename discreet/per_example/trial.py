@@ -83,10 +83,12 @@ class Undrawn(TorchFunctionMode):
         return result.fill_(0.5) if name in FILLING else result
 
 
-def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0) -> Tree:
-    """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings."""
+def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False) -> Tree:
+    """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings; `small`:
+    whole numbers are 1 or 2, as lengths may be."""
     draws = torch.Generator().manual_seed(40093 + seed)
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    least, end = (1, 3) if small else (0, min(tables, default=2))
 
     def made(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -94,7 +96,7 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0) -> Tree:
         shape = (count, *value.shape[1:])
         if value.is_floating_point():
             return torch.rand(shape, generator=draws, dtype=value.dtype).to(value.device)
-        return torch.randint(min(tables, default=2), shape, generator=draws).to(value)
+        return torch.randint(least, end, shape, generator=draws).to(value)
 
     return tree_map(made, inputs)
 
@@ -112,11 +114,14 @@ def try_out(objective: Objective, inputs: Tree, targets: Tree) -> None:
     tries_loss = not ours and all(each() is not loss for each in losses or ())
     if not tries_loss and losses is not None:
         return
-    try:
-        with torch.enable_grad():
-            outputs, again, moved = two_passes(objective, made_up(model, inputs, 3))
-    except CONFUSED:  # torch.func serves it, if anything does: each example goes through model and loss alone
-        return
+    for small in (False, True):
+        try:
+            with torch.enable_grad():
+                outputs, again, moved = two_passes(objective, made_up(model, inputs, 3, small=small))
+            break
+        except CONFUSED:
+            if small:  # torch.func serves it, if anything does: each example goes through model and loss alone
+                return
     if moved:
         raise ValueError(writes(moved))
     pairs = zip(_floats(outputs), _floats(again), strict=True)

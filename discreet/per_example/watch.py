@@ -24,7 +24,6 @@ trial on made-up examples, against each of them alone, is for that (`per_example
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 from weakref import ref
 
@@ -33,9 +32,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from discreet.per_example.branches import LENGTHS, Answers, answered, number_of_examples, of_lengths
 from discreet.per_example.calls import Call, Weight
 from discreet.per_example.functions import (
-    COMPARED,
     COPYING,
     DRAWING,
     FILLED,
@@ -60,24 +59,8 @@ RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
 _OF_MODULES = frozenset(nn.Module().__dict__)
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """One value for each example, (n,), of which a forward wants a single one. `drawn`: random numbers are in it."""
-
-    values: Tensor
-    drawn: bool
-
-
 class MixesExamples(ValueError):
     """A forward that mixes examples."""
-
-
-class Split(Exception):
-    """Examples answer differently to a question of the forward: `answers`, (n,), are to be run apart."""
-
-    def __init__(self, answers: Tensor, where: str) -> None:
-        super().__init__(where)
-        self.answers, self.where = answers, where
 
 
 class Watch(TorchFunctionMode):
@@ -209,7 +192,9 @@ class Watch(TorchFunctionMode):
 
     def _made(self, call: Call, value: Tensor) -> Any:
         """A new tensor. With a size that counts examples: all rows alike, or drawn for each; or their numbers."""
-        sizes = [size for size in leaves((call.args, call.named.get("size", ()))) if isinstance(size, int)]
+        given = leaves((call.args, call.named.get("size", ())))
+        numbers = (size for size in given if isinstance(size, int) or (isinstance(size, Tensor) and size.dim() == 0))
+        sizes = [int(size) if isinstance(size, Tensor) else size for size in numbers]
         counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)]
         if not counts:
             counts = [spot for spot, size in enumerate(sizes[: value.dim()]) if size == self.count][:1]
@@ -286,7 +271,11 @@ class Watch(TorchFunctionMode):
         name, tags = call.name, call.tags
         kinds = set(map(type, tags))
         if Answers in kinds:
-            return self._answered(call)
+            return answered(call)
+        if call.places and all(tag is PLACES or tag is CONSTANT for tag in tags):
+            return number_of_examples(call)
+        if name in LENGTHS and call.tags[-1] == FIRST and call.tensors[-1].dim() == 1:
+            return of_lengths(call, call.tensors[-1])
         mixed = next((tag for tag in tags if isinstance(tag, Mixed)), None) if Mixed in kinds else None
         if function.is_special:
             if name in READS:
@@ -316,11 +305,10 @@ class Watch(TorchFunctionMode):
         try:
             if name == "setitem":
                 return self._written(call)
-            if call.places and (name != "getitem" or id(call.args[0]) in call.places):
-                numbers = name in ("to", "long", "unsqueeze", "view", "reshape", "getitem")
-                is_one_each = numbers and call.result.shape[:1] == (self.count,) == (call.result.numel(),)
-                return PLACES if is_one_each else Mixed(f"{name} is not known to keep examples apart")
-            if check is None:
+            if call.places and name == "index_select":  # in their order
+                (dim,) = call.dims(call.tensors[0].dim(), 1)
+                return call.tags[0] if call.tags[0] == Layout(dim) else Mixed(f"{name} by the numbers of the examples")
+            if check is None or (call.places and name != "getitem"):
                 return Mixed(f"{name} is not known to keep examples apart")
             is_counted = call.counted and name not in SHAPING and name != "getitem"
             return Mixed(f"{name} counts examples") if is_counted else check(call)
@@ -344,26 +332,6 @@ class Watch(TorchFunctionMode):
             return self.tag(value) if isinstance(spot, Layout) else spot
         both = checked("add", self.give(part, spot), written)
         return self.tag(value) if both == spot else Mixed("setitem pairs examples with each other")
-
-    def _answered(self, call: Call) -> Any:
-        """A number for each example: reads it if all are alike, works on all of them, or does not know it any more."""
-
-        def of_each(value: Any) -> Any:
-            tag = self.tag(value) if isinstance(value, Tensor) else None
-            return tag.values if isinstance(tag, Answers) else value
-
-        if call.name in READS:
-            (answers,) = [tag for tag in call.tags if isinstance(tag, Answers)]
-            if answers.drawn:  # a second pass would draw others: its branch would choose among the draws
-                raise Unserved(f"{call.name} reads what was drawn at random{place()}")
-            if bool((answers.values == answers.values[0]).all()):
-                return call.func(answers.values[0])
-            raise Split(answers.values, f"{call.name}{place()}")
-        result = call.run()
-        if call.name not in COMPARED or not all(isinstance(tag, Answers) or tag is CONSTANT for tag in call.tags):
-            return self.give(result, Mixed(f"{call.name} of all examples together{place()}"))
-        values = call.func(*map(of_each, call.args), **{key: of_each(value) for key, value in call.named.items()})
-        return self.give(result, Answers(values, call.drawn))
 
 
 def refusal(tag: Mixed) -> Exception:
