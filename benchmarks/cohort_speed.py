@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.own_models import OWN
 from benchmarks.pfl_rounds import pfl_rounds
 from discreet.data.examples import SHAPES, Examples, Task
 from discreet.data.partition import partition_indices
@@ -54,7 +55,7 @@ from discreet.simulation.engine import engine_of
 Row = dict[str, Any]
 Rounds = Callable[[Sequence[int]], None]
 
-MODELS = ("logistic_regression", "mlp", "cnn")
+MODELS = ("logistic_regression", "mlp", "cnn", *OWN)
 EXAMPLES, CLIENTS, COHORT, SEED, CLIP_NORM = 60_000, 1000, 100, 20731, 0.1
 TURN_SECONDS = 0.3
 WORK = (

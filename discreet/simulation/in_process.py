@@ -35,7 +35,7 @@ from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import TrainedExamples, client_examples_of
 from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
+from discreet.simulation.engine import CHUNK_BYTES, engine_of
 
 logger = logging.getLogger("discreet")
 
@@ -172,7 +172,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     if needs_normaliser(plan):
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(plan.device)
-    uncovered = _not_batched(plan.run, plan.engine, session)
+    uncovered = _not_batched(plan.run, plan.engine)
     if plan.engine == "sequential" or uncovered:
         logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
         return InProcessTransport(plan, str(session.folder.path), vector_of_run(session))
@@ -206,15 +206,13 @@ def _check_trains(run: ClientSettings) -> None:
         raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
 
 
-def _not_batched(run: ClientSettings, engine: str, session: Session | None = None) -> str | None:
-    """The setting that keeps clients from being trained many at a time, None if none does; of the model with a session.
+def _not_batched(run: ClientSettings, engine: str) -> str | None:
+    """The setting that keeps clients from being trained many at a time, None if none does.
 
     Raises:
       ConfigError: the engine that was asked for trains in no other way.
     """
     uncovered = next((each.unbatched for each in mechanisms_of(run).values() if each.unbatched), None)
-    if not uncovered and session and learned_layers(session.model, session.task.shape.input_shape) is None:
-        uncovered = f"model.name={run.model}"
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")
     return uncovered
