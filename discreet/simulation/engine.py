@@ -139,7 +139,8 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
     local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
-    layers = sequence_of(learned, data.inputs.shape[1:], loss=local.loss) or mapped_model(learned, local.loss)
+    by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
+    layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
     floats = client_floats(
         learned,
         data.read(torch.zeros(1, dtype=torch.int64, device=device)),
@@ -149,23 +150,16 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
     )
     kind = "cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type
     if isinstance(layers, MappedModel):
-        trial = replace(local, epochs=1, batch_size=3, example=ExamplePrivacy(1.0, 0.1) if by_example else None)
-        gains = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)
-        layers = replace(layers, together=gains and layers.together and trains_together(layers, data, trial))
-        if not layers.together:
-            logger.info("model.name=%s: each client is trained by itself, in one of the processes", run.model)
-    return Engine(
-        data,
-        client_examples,
-        layers,
-        chunk=chunk_size(floats, kind),
-        workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
-        rates=rates,
-    )
+        local = replace(local, example=ExamplePrivacy(1.0, 0.1) if by_example else None)
+        fits = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)
+        layers = replace(layers, together=fits and layers.together and trains_together(layers, data, local))
+    workers = len(os.sched_getaffinity(0)) if device.type == "cpu" else 1
+    return Engine(data, client_examples, layers, chunk_size(floats, kind), workers, rates)
 
 
 def trains_together(model: MappedModel, data: SharedExamples, settings: LocalSettings) -> bool:
     """True if clients who are trained together come to what each comes to alone, with its masks of dropout."""
+    settings = replace(settings, epochs=1, batch_size=3)
     table, found = table_of([np.arange(size) % len(data) for size in _TRIED]), []
     for together in (True, False):
         draws = SeededDraws([seeded_source(size) for size in _TRIED])

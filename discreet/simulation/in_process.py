@@ -36,6 +36,7 @@ from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import TrainedExamples, client_examples_of
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import CHUNK_BYTES, engine_of
+from discreet.simulation.mapped_model import MappedModel
 
 logger = logging.getLogger("discreet")
 
@@ -229,7 +230,9 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
 
         workers = workers_on_ray(plan.ray, plan.run.model, held)
     else:
-        logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
+        alone = isinstance(engine.model, MappedModel) and not engine.model.together
+        at_a_time = 1 if alone else engine.chunk
+        logger.info("%d clients are trained at a time, %d such groups side by side", at_a_time, engine.workers)
     return BatchedTransport(plan, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
 
 

@@ -13,26 +13,20 @@ from torch import Tensor, nn
 
 from discreet.per_example.convolution import Geometry
 from discreet.per_example.objective import Loss, cross_entropy, softmax_minus_one_hot
-from discreet.per_example.recurrent import ClassesSecond, LSTMLayer
-from discreet.per_example.recurrent import LastStep as LastStepModule
 from discreet.per_example.terms import mass, unchanged
 from discreet.privacy.clipping import clip_factors
 from discreet.simulation.batched_layers import (
     CHANNELS_LAST,
-    CLASSES_SECOND,
     RELU,
     TANH,
     Backward,
     Dense,
-    Embedding,
     Flatten,
-    LastStep,
     Layer,
     MaxPool,
     Pair,
     Params,
     Patches,
-    Recurrence,
     Use,
 )
 from discreet.simulation.client_examples import Batch
@@ -124,8 +118,7 @@ class LayerSequence:
             inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
             weight = into[use.weight]
             weight.view(*weight.shape[:2], -1).baddbmm_(grads.transpose(1, 2), inputs, beta=keep, alpha=rate)
-            if use.bias is not None:
-                add_bias(into[use.bias], grads, keep=keep, rate=rate)
+            add_bias(into[use.weight + 1], grads, keep=keep, rate=rate)
 
     def clipped_sums(self, params: Params, batch: Batch, clip_norm: float) -> Tensor:
         """Each client's sum of per-example gradients, every one clipped to `clip_norm`: (k, num_params)."""
@@ -137,8 +130,7 @@ class LayerSequence:
             grads = (grads.double() * scale[:, :, None, None]).to(grads.dtype).flatten(1, 2)
             weight = params[use.weight]
             totals[use.weight] = torch.bmm(grads.transpose(1, 2), inputs.flatten(1, 2)).view(weight.shape)
-            if use.bias is not None:
-                totals[use.bias] = grads.sum(1)
+            totals[use.weight + 1] = grads.sum(1)
         return self.layout.rows(totals)
 
     def passes(self, params: Params, batch: Batch, *, first: int = 0) -> Backward:
@@ -187,11 +179,9 @@ def _squared_norms(use: Use) -> Tensor:
     """
     grads, inputs = use.grads, use.inputs
     if inputs.shape[2] == 1:
-        added = 0 if use.bias is None else 1
-        return _squares(grads[:, :, 0]) * (_squares(inputs[:, :, 0]) + added)
+        return _squares(grads[:, :, 0]) * (_squares(inputs[:, :, 0]) + 1)
     built = torch.matmul(grads.transpose(2, 3), inputs)
-    squares = mass(built.flatten(0, 1), 2).double().view(built.shape[:2])
-    return squares if use.bias is None else squares + _squares(grads.sum(2))
+    return mass(built.flatten(0, 1), 2).double().view(built.shape[:2]) + _squares(grads.sum(2))
 
 
 def _squares(values: Tensor) -> Tensor:
@@ -236,7 +226,7 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
         builder.sequence(model)
     except _Uncovered:
         return None
-    if builder.first is None or builder.kind == "steps":
+    if builder.first is None:
         return None
     return LayerSequence(tuple(builder.layers), layout_of(builder.parameters), builder.first, loss)
 
@@ -245,7 +235,7 @@ class _Builder:
     """Follows one example through a model: its shape as the layers read it, and the kind of thing that it is.
 
     The kinds are "inputs" (as the data set has them), "image" (its channels are last), "flat image" (the next linear
-    layer reads it by a weight in the image's order), "vector", "steps", and "end" (no layer can read it).
+    layer reads it by a weight in the image's order), and "vector".
     """
 
     def __init__(self, input_shape: Shape) -> None:
@@ -268,18 +258,17 @@ class _Builder:
             _ADD[type(part)](self, part)
 
     def flatten(self, module: nn.Flatten) -> None:
-        _require((module.start_dim, module.end_dim) == (1, -1) and self.kind not in ("steps", "end"))
+        _require((module.start_dim, module.end_dim) == (1, -1))
         if self.kind in ("inputs", "image"):
             self.add(Flatten())
             self.kind = "flat image" if self.kind == "image" else "vector"
             self.shape = self.shape if self.kind == "flat image" else (math.prod(self.shape),)
 
     def linear(self, module: nn.Linear) -> None:
-        _require(module.bias is not None and self.kind in ("vector", "flat image", "steps"))
-        out, steps = module.out_features, self.shape[:1] if self.kind == "steps" else ()
-        order = (0, 2, 3, 1) if self.kind == "flat image" else (0, 1)
-        self.add(Dense(len(self.parameters)), (out, *self.shape[len(steps) :]), (out,), order=order)
-        self.kind, self.shape = "steps" if steps else "vector", (*steps, out)
+        _require(module.bias is not None and self.kind in ("vector", "flat image"))
+        out, order = module.out_features, (0, 2, 3, 1) if self.kind == "flat image" else (0, 1)
+        self.add(Dense(len(self.parameters)), (out, *self.shape), (out,), order=order)
+        self.kind, self.shape = "vector", (out,)
 
     def convolution(self, module: nn.Conv2d) -> None:
         _require(module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros")
@@ -302,28 +291,6 @@ class _Builder:
         self.add(MaxPool((down, across)))
         self.shape = (channels, (height - 2) // down + 1, (width - 2) // across + 1)
 
-    def embedding(self, module: nn.Embedding) -> None:
-        _require(module.max_norm is None and module.padding_idx is None and not module.scale_grad_by_freq)
-        _require(not self.layers and self.kind == "vector")
-        self.add(Embedding(0), (module.num_embeddings, module.embedding_dim))
-        self.kind, self.shape = "steps", (*self.shape, module.embedding_dim)
-
-    def recurrence(self, module: LSTMLayer) -> None:
-        _require(self.kind == "steps")
-        gates, hidden = module.hidden_weight.shape
-        self.add(Recurrence(len(self.parameters)), (gates, self.shape[1]), (gates, hidden), (gates,))
-        self.shape = (self.shape[0], hidden)
-
-    def classes_second(self, module: ClassesSecond) -> None:
-        _require(self.kind == "steps")
-        self.add(CLASSES_SECOND)
-        self.kind = "end"
-
-    def last_step(self, module: LastStepModule) -> None:
-        _require(self.kind == "steps")
-        self.add(LastStep())
-        self.kind, self.shape = "vector", self.shape[1:]
-
 
 def _require(covered: bool) -> None:
     if not covered:
@@ -336,10 +303,6 @@ _ADD: dict[type[nn.Module], Callable[[_Builder, Any], None]] = {
     nn.Linear: _Builder.linear,
     nn.Conv2d: _Builder.convolution,
     nn.MaxPool2d: _Builder.pool,
-    nn.Embedding: _Builder.embedding,
-    LSTMLayer: _Builder.recurrence,
-    LastStepModule: _Builder.last_step,
-    ClassesSecond: _Builder.classes_second,
     nn.ReLU: lambda builder, _: builder.add(RELU),
     nn.Tanh: lambda builder, _: builder.add(TANH),
 }

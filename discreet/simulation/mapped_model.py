@@ -23,6 +23,7 @@ from discreet.models.dropout import dropout_layers
 from discreet.models.models import to_train, trainable
 from discreet.per_example.layouts import FEWEST
 from discreet.per_example.objective import LOSS_SCALE, Loss
+from discreet.per_example.recurrent import LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.batched_layers import Params
 from discreet.simulation.client_examples import Batch
@@ -147,13 +148,14 @@ class MappedModel:
             yield rows[:, : batch.weights.shape[1]]
 
 
-def mapped_model(model: nn.Module, loss: Loss) -> MappedModel:
-    """A model for many clients, in training mode."""
+def mapped_model(model: nn.Module, loss: Loss, *, by_example: bool = False) -> MappedModel:
+    """A model for many clients, in training mode; `by_example`: for gradients of each example."""
     to_train(model)
     shapes = [tuple(value.shape) for value in trainable(model)]
     layout = layout_of([(shape, tuple(range(len(shape)))) for shape in shapes])
     shared = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
     draws_otherwise = any(type(layer) not in (*_BY_NUMBER, *_BY_CHANNEL) for layer in dropout_layers(model))
-    # PyTorch has one call for all steps of these; mapped, each step would be many.
-    recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+    # PyTorch has one call for all steps of RNNBase; of the other, a gradient would be built for each step.
+    slower = (nn.RNNBase, LSTMLayer) if by_example else nn.RNNBase
+    recurrent = any(isinstance(layer, slower) for layer in model.modules())
     return MappedModel(model, layout, loss, together=not (shared or draws_otherwise or recurrent))
