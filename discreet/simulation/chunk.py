@@ -33,7 +33,6 @@ from discreet.data.examples import Examples
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
-from discreet.simulation.batched_layers import Dense, Flatten, Params
 from discreet.simulation.client_examples import (
     BatchNumbers,
     Numbers,
@@ -44,8 +43,9 @@ from discreet.simulation.client_examples import (
     shuffled_batches,
     with_numbers,
 )
-from discreet.simulation.layer_sequence import LayerSequence, ParameterLayout, add_bias
+from discreet.simulation.layer_sequence import Dense, Flatten, LayerSequence, add_bias
 from discreet.simulation.mapped_model import MappedModel
+from discreet.simulation.parameter_layout import ParameterLayout, Params
 from discreet.training.local_training import (
     LocalSettings,
     dp_sgd,

@@ -25,9 +25,9 @@ from discreet.per_example.layouts import FEWEST
 from discreet.per_example.objective import LOSS_SCALE, Loss
 from discreet.per_example.recurrent import LSTMLayer
 from discreet.privacy.randomness import RandomSource
-from discreet.simulation.batched_layers import Params
 from discreet.simulation.client_examples import Batch
-from discreet.simulation.layer_sequence import ParameterLayout, clip_scale, layout_of
+from discreet.simulation.layer_sequence import clip_scale
+from discreet.simulation.parameter_layout import ParameterLayout, Params, layout_of
 
 # Dropout that multiplies an example by a mask, of one number for each of its numbers, or for each of its channels.
 _BY_NUMBER = (nn.Dropout, functional.dropout)

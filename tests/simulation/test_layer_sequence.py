@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from discreet.simulation.client_examples import Batch
-from discreet.simulation.layer_sequence import layout_of, sequence_of
+from discreet.simulation.layer_sequence import sequence_of
+from discreet.simulation.parameter_layout import layout_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
