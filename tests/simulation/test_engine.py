@@ -18,13 +18,13 @@ from discreet.per_example.objective import cross_entropy
 from discreet.server.plan import plan_of, planned
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
+from discreet.settings.training import TaskConfig
 from discreet.simulation.client_examples import shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import LARGEST_CHUNK, chunk_size, client_floats, engine_of, trains_together
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
-from discreet.training.local_training import LocalSettings
 
 
 def test_it_takes_the_runs_partition_and_every_core() -> None:
@@ -64,7 +64,7 @@ def test_what_vmap_follows_otherwise_than_one_client_goes_alone() -> None:
     task = load_task("digits")
     model, data = Aliased(), shared_examples(task.train, torch.device("cpu"))
     assert mapped_model(model, cross_entropy).together
-    assert not trains_together(mapped_model(model, cross_entropy), data, LocalSettings(1, 3, 0.1, 0.0))
+    assert not trains_together(mapped_model(model, cross_entropy), data, TaskConfig(), by_example=False)
 
 
 class Aliased(nn.Module):
