@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.own_models import OWN
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import CohortSum, PartialReply
 from discreet.node.account import Refused
@@ -53,7 +52,6 @@ TAGGING = (
     *("data.name=folder", "data.num_clients=8", "data.partition=natural", f"model.name={LAYERS}"),
     *("training.batch_size=8", "sampling.kind=everyone", "server.momentum=0"),
 )
-LEVELS = {"user level": (), "example level": EXAMPLE}
 RUNS = {
     "user level": (FLOAT,),
     "on the grid": ("privacy.noise=grid",),
@@ -73,7 +71,9 @@ RUNS = {
     "local and example": (*LOCAL, "privacy.local.kind=gaussian", *EXAMPLE),
     "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=10", "rounds=3"),
     "cnn": ("model.name=cnn", FLOAT),
-    **{f"{name}, {level}": (f"model.name={name}", *words, FLOAT) for name in OWN for level, words in LEVELS.items()},
+    "own forward, dropout": ("model.name=benchmarks.own_models:dropping", FLOAT),
+    "own forward, dropout, by DP-SGD": ("model.name=benchmarks.own_models:dropping", *EXAMPLE, FLOAT),
+    "own recurrent": ("model.name=benchmarks.own_models:Recurrent", FLOAT),
     "everyone": ("sampling.kind=everyone", FLOAT),
     "too many examples for delta": (*EXAMPLE, "privacy.user.enabled=false", "privacy.delta=0.03"),
     "a million clients": (
