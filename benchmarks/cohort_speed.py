@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.own_models import OWN
 from benchmarks.pfl_rounds import pfl_rounds
 from benchmarks.side_by_side import Row
 from discreet.data.examples import SHAPES, Examples, Task
@@ -44,7 +45,7 @@ from discreet.simulation.engine import engine_of
 
 Rounds = Callable[[Sequence[int]], None]
 
-MODELS = ("logistic_regression", "mlp", "cnn")
+MODELS = ("logistic_regression", "mlp", "cnn", *OWN)
 EXAMPLES, CLIENTS, COHORT, SEED, CLIP_NORM = 60_000, 1000, 100, 20731, 0.1
 TURN_SECONDS = 0.3
 WORK = (

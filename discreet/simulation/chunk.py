@@ -27,12 +27,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from discreet.data.examples import Examples
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
-from discreet.simulation.batched_layers import Dense, Flatten, Params
 from discreet.simulation.client_examples import (
     BatchNumbers,
     Numbers,
@@ -43,8 +43,20 @@ from discreet.simulation.client_examples import (
     shuffled_batches,
     with_numbers,
 )
-from discreet.simulation.layer_sequence import LayerSequence, ParameterLayout, add_bias
-from discreet.training.local_training import LocalSettings, dp_sgd, epoch_order, plain_sgd, sgd, step_batch, step_noise
+from discreet.simulation.layer_sequence import Dense, Flatten, LayerSequence, add_bias
+from discreet.simulation.mapped_model import MappedModel
+from discreet.simulation.parameter_layout import ParameterLayout, Params
+from discreet.training.local_training import (
+    LocalSettings,
+    dp_sgd,
+    epoch_order,
+    local_update,
+    plain_sgd,
+    sgd,
+    step_batch,
+    step_noise,
+)
+from discreet.training.shared_step import shared_step
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16
@@ -83,9 +95,9 @@ class SeededDraws:
             noised[row] = mechanism.add_noise(totals[row], sensitivity, step_noise(self.sources[row], step))
         return noised
 
-    def local(self, row: int) -> RandomSource:
-        """The source of a client's local mechanism."""
-        return self.sources[row].child("local")
+    def of(self, row: int) -> RandomSource:
+        """The source of a client."""
+        return self.sources[row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +145,7 @@ class SecureDraws:
         ]
         return torch.stack(rows)
 
-    def local(self, row: int) -> RandomSource:
+    def of(self, row: int) -> RandomSource:
         return self.source
 
 
@@ -164,11 +176,16 @@ class Chunk:
         draws: their random numbers, row by row.
     """
 
-    model: LayerSequence
+    model: LayerSequence | MappedModel
     data: SharedExamples
     table: Table
     settings: Sequence[LocalSettings]
     draws: Draws
+
+    def examples(self, row: int) -> Examples:
+        """Those of one client."""
+        numbers = torch.from_numpy(self.table.numbers[row, : self.table.sizes[row]]).to(self.data.device)
+        return Examples(self.data.read(numbers), self.data.targets[numbers])
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, BatchNumbers]]:
         orders = self.draws.permutations(self.table.sizes, epoch=epoch)
@@ -209,6 +226,10 @@ def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
         start: (num_params,), where everybody starts, on the device of the chunk's data.
     """
     start, settings, sizes = start.to(torch.float32), chunk.settings[0], chunk.table.sizes.tolist()
+    if isinstance(chunk.model, MappedModel):
+        if not chunk.model.together:
+            return _updates_alone(chunk.model.model, chunk, start)
+        chunk = replace(chunk, model=chunk.model.drawing(map(chunk.draws.of, range(len(sizes)))))
     if dual_is_cheaper(chunk.model, max(sizes), settings):
         return dual_sgd(chunk, start)
     params = chunk.model.layout.copies(start, len(sizes))
@@ -219,10 +240,26 @@ def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
     return chunk.model.layout.change(params, start)
 
 
+def _updates_alone(model: nn.Module, chunk: Chunk, start: Tensor) -> Tensor:
+    """As `chunk_updates`, one client after the other."""
+    rows = []
+    for row, settings in enumerate(chunk.settings):
+        rows.append(local_update(model, start, chunk.examples(row), settings=settings, source=chunk.draws.of(row)))
+    return torch.stack(rows)
+
+
 @torch.no_grad()
 def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
     """Each client's step over all its examples, (k, num_params), float64: `discreet.training.shared_step`, for many."""
     settings, table = chunk.settings[0], chunk.table
+    if isinstance(chunk.model, MappedModel):
+        clips = [(clip_norm, chunk.draws.of(row)) for row in range(len(table.sizes))]
+        model, held = chunk.model.model, [chunk.examples(row) for row in range(len(clips))]
+        steps = [
+            shared_step(model, start, some, settings=settings, clip=clip)
+            for some, clip in zip(held, clips, strict=True)
+        ]
+        return torch.stack(steps)
     params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
     if not table.sizes.any():
         return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)
@@ -232,9 +269,11 @@ def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
     return sums.mul_(-settings.learning_rate / settings.batch_size)
 
 
-def dual_is_cheaper(model: LayerSequence, examples: int, settings: LocalSettings) -> bool:
+def dual_is_cheaper(model: LayerSequence | MappedModel, examples: int, settings: LocalSettings) -> bool:
     """True if clients of so many examples are trained faster in the dual form: plain SGD, and a linear first layer that
     is large for them. Other optimizers, weight decay and schedules have no dual form here."""
+    if isinstance(model, MappedModel):
+        return False
     reads_examples = all(isinstance(layer, Flatten) for layer in model.layers[: model.first])
     if (
         settings.example
@@ -256,6 +295,7 @@ class DualForm:
 
     Attributes:
         chunk: the clients; they are not asked for DP-SGD.
+        model: theirs.
         inputs: X, (k, n, width).
         targets: of these examples, (k * n,).
         gram: X X^T, (k * n, n).
@@ -263,6 +303,7 @@ class DualForm:
     """
 
     chunk: Chunk
+    model: LayerSequence
     inputs: Tensor
     targets: Tensor
     gram: Tensor
@@ -282,9 +323,9 @@ class DualForm:
         before = self.outputs.index_select(0, found).view(*rows.inputs.shape, -1)
         outputs = before.baddbmm_(gram, params[0]).add_(params[1].unsqueeze(1))
         # No layer but the first reads the first parameter, which is not the weight here.
-        grads, uses = self.chunk.model.passes(params, replace(rows, inputs=outputs), first=self.chunk.model.first + 1)
+        grads, uses = self.model.passes(params, replace(rows, inputs=outputs), first=self.model.first + 1)
         assert grads is not None
-        self.chunk.model.apply(uses, into, keep=keep, rate=rate)
+        self.model.apply(uses, into, keep=keep, rate=rate)
         add_bias(into[1], grads, keep=keep, rate=rate)
         if keep != 1:
             into[0].mul_(keep)
@@ -293,6 +334,7 @@ class DualForm:
 
 def dual_sgd(chunk: Chunk, start: Tensor) -> Tensor:
     """As `chunk_updates`, for plain SGD on a model with a linear first layer."""
+    assert isinstance(chunk.model, LayerSequence)
     layout, (clients, examples) = chunk.model.layout, chunk.table.numbers.shape
     numbers = torch.from_numpy(chunk.table.numbers).to(chunk.data.device).flatten()
     inputs, weight = chunk.data.read(numbers).view(clients, examples, -1), layout.views(start.unsqueeze(0))[0][0]
@@ -300,7 +342,7 @@ def dual_sgd(chunk: Chunk, start: Tensor) -> Tensor:
     rest = ParameterLayout(layout.blocks[1:], layout.size)
     added, others = inputs.new_zeros(clients, examples, len(weight)), rest.copies(start, clients)
     plain_sgd(
-        DualForm(chunk, inputs, chunk.data.targets.index_select(0, numbers), gram, outputs),
+        DualForm(chunk, chunk.model, inputs, chunk.data.targets.index_select(0, numbers), gram, outputs),
         [added, *others],
         chunk.settings[0],
     )

@@ -183,7 +183,7 @@ class _Trainer:
         updates = chunk_updates(chunk, params).cpu()
         if work.local is not None:
             for row in range(len(updates)):
-                updates[row] = release_update(updates[row], work.local, source=chunk.draws.local(row))
+                updates[row] = release_update(updates[row], work.local, source=chunk.draws.of(row).child("local"))
         return updates
 
     def _chunk(self, work: _Work) -> Chunk:

@@ -14,24 +14,33 @@ from torch import Tensor, nn
 from discreet.data.examples import Task
 from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.mechanisms.mechanism_table import own_noise
-from discreet.models.models import load_parameters, model_for, outputs_of
+from discreet.models.models import (
+    MISTAKES,
+    flatten_parameters,
+    load_parameters,
+    model_for,
+    outputs_of,
+    to_train,
+    trainable,
+)
 from discreet.models.scattering import features_of, split_fixed
-from discreet.per_example.objective import Loss, cross_entropy
-from discreet.privacy.randomness import RandomSource
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.queries.query import EVALUATION, Query, query_of
 from discreet.server.plan import Plan
 from discreet.settings.privacy import EXAMPLE
-from discreet.simulation.chunk import dual_is_cheaper
+from discreet.settings.training import TaskConfig
+from discreet.simulation.chunk import Chunk, SeededDraws, chunk_updates, dual_is_cheaper
 from discreet.simulation.client_examples import (
     ClientExamples,
     SharedExamples,
     TrainedExamples,
     client_examples_of,
     shared_examples,
+    table_of,
 )
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
-from discreet.training.local_training import settings_without_noise
-from discreet.training.losses import loss_of
+from discreet.simulation.mapped_model import MappedModel, mapped_model
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
 
 logger = logging.getLogger("discreet")
 
@@ -39,7 +48,11 @@ logger = logging.getLogger("discreet")
 # far more to be kept busy). Measured: benchmarks/cohort_speed.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
-FEW = 4
+FEW, FEW_BUILT = (
+    4,
+    2,
+)  # clients of a model that is not trained by hand that must fit, or it gains nothing by being mapped
+_TRIED, _AGREEMENT = (7, 4), 1e-3  # the examples of clients on which it is tried, and how near they must come
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +103,7 @@ class Engine:
 
     data: SharedExamples
     client_examples: ClientExamples
-    model: LayerSequence
+    model: LayerSequence | MappedModel
     chunk: int
     workers: int
     rates: ChunkAnswers | None = None
@@ -101,6 +114,8 @@ class Engine:
             return self
         data = SharedExamples(self.data.inputs.to(device), self.data.targets.to(device))
         rates = self.rates and replace(self.rates, data=data, model=self.rates.model.to(device))
+        if isinstance(self.model, MappedModel):
+            self.model.model.to(device)
         return replace(self, data=data, rates=rates)
 
 
@@ -108,9 +123,6 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
     """The engine for a run on a task; `client_examples` in place of the run's own partition.
 
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
-
-    Raises:
-        ValueError: a layer of the model has no pass by hand.
     """
     run, device = plan.run, torch.device(plan.device)
     model = model_for(run.model, task.shape, seed=0).to(device)
@@ -125,47 +137,52 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
         client_examples = TrainedExamples(client_examples, run.evaluation.share)
         query = query_of(EVALUATION, run, task.shape)
         rates = ChunkAnswers(query, learned, data, client_examples, own_noise(run, query.l1_norm))
-    layers = learned_layers(model, task.shape.input_shape, loss=loss_of(run.task))
-    if layers is None:
-        raise ValueError(f"model.name: {run.model} can't be trained many at a time: take engine=sequential")
-    local = settings_without_noise(run.training)
+    local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
-    in_dual_form = EXAMPLE not in plan.mechanisms and dual_is_cheaper(layers, examples, local)
-    return Engine(
-        data,
-        client_examples,
-        layers,
-        chunk=chunk_size(
-            learned,
-            data.read(torch.zeros(1, dtype=torch.int64, device=device)),
-            batch_size=run.training.batch_size,
-            dual=examples if in_dual_form else 0,
-            kind="cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type,
-        ),
-        workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
-        rates=rates,
+    by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
+    layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
+    floats = client_floats(
+        learned,
+        data.read(torch.zeros(1, dtype=torch.int64, device=device)),
+        batch_size=run.training.batch_size,
+        dual=examples if not by_example and dual_is_cheaper(layers, examples, local) else 0,
+        built=by_example and isinstance(layers, MappedModel),
     )
+    kind = "cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type
+    engine = Engine(data, client_examples, layers, chunk_size(floats, kind), 1, rates)
+    if isinstance(layers, MappedModel):
+        fits = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)
+        together = fits and layers.together and trains_together(layers, data, run.task, by_example=by_example)
+        engine = replace(engine, model=replace(layers, together=together))
+        engine = engine if together else engine.on(torch.device("cpu"))
+    return replace(engine, workers=len(os.sched_getaffinity(0))) if engine.data.device.type == "cpu" else engine
 
 
-def learned_layers(
-    model: nn.Module, input_shape: tuple[int, ...], *, loss: Loss = cross_entropy
-) -> LayerSequence | None:
-    """The layers of a model that learn by a loss; None if one of them has no pass by hand."""
-    fixed, learned = split_fixed(model)
-    return sequence_of(learned, input_shape if fixed is None else (fixed.out_features,), loss=loss)
+def trains_together(model: MappedModel, data: SharedExamples, task: TaskConfig, *, by_example: bool) -> bool:
+    """True if clients who are trained together come to what each comes to alone, with its masks of dropout."""
+    settings = LocalSettings(1, 3, 0.01, 0.0, ExamplePrivacy(1.0, 0.1) if by_example else None, task)
+    table, found = table_of([np.arange(size) % len(data) for size in _TRIED]), []
+    for together in (True, False):
+        draws = SeededDraws([seeded_source(size) for size in _TRIED])
+        chunk = Chunk(replace(model, together=together), data, table, [settings] * len(_TRIED), draws)
+        try:
+            found.append(chunk_updates(chunk, flatten_parameters(model.model)))
+        except MISTAKES:  # vmap can't follow the forward
+            return False
+    return bool(((found[0] - found[1]).norm(dim=1) <= _AGREEMENT * found[1].norm(dim=1)).all())
 
 
-def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, kind: str = "cpu") -> int:
-    """The number of clients to train together, so that all they read and write again and again stays in the cache:
-    their parameters, the change of these, and what a batch leaves for the backward pass.
+def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, built: bool = False) -> int:
+    """The number of floats that training a client reads and writes again and again: its parameters, the change of
+    these, and what a batch leaves for the backward pass.
 
     Args:
         model: on the device of `example`.
         example: one input, (1, *input_shape).
         batch_size: examples of each client at a time.
         dual: the examples of a client if the first layer is trained in its dual form (`chunk.py`), else 0.
-        kind: of device that will train them.
+        built: the gradient of each example is built.
     """
     kept = 0
     weights = {parameter.data_ptr() for parameter in model.parameters()}
@@ -175,13 +192,19 @@ def chunk_size(model: nn.Module, example: Tensor, *, batch_size: int, dual: int 
         kept += 0 if values.data_ptr() in weights else values.numel()
         return values
 
+    model.eval()  # draws nothing
     with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
         model(example)
-    sizes = [parameter.numel() for parameter in model.parameters()]
+    to_train(model)
+    sizes = [parameter.numel() for parameter in trainable(model)]
     if dual:
         first = next(model.parameters())
         sizes[0] = dual * (dual + 2 * len(first))
-    floats = 2 * sum(sizes) + batch_size * (kept + example.numel())
+    return (2 + batch_size * built) * sum(sizes) + batch_size * (kept + example.numel())
+
+
+def chunk_size(floats: int, kind: str = "cpu") -> int:
+    """The number of clients with so many floats to train together on a kind of device, so that they fit its cache."""
     fitting = CHUNK_BYTES[kind] // (4 * floats)
     # A model for which the cache is too small anyway still gains by fewer and larger calls.
     return max(1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats)))))

@@ -35,7 +35,8 @@ from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import TrainedExamples, client_examples_of
 from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import CHUNK_BYTES, engine_of, learned_layers
+from discreet.simulation.engine import CHUNK_BYTES, engine_of
+from discreet.simulation.mapped_model import MappedModel
 
 logger = logging.getLogger("discreet")
 
@@ -172,7 +173,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     if needs_normaliser(plan):
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(plan.device)
-    uncovered = _not_batched(plan.run, plan.engine, session)
+    uncovered = _not_batched(plan.run, plan.engine)
     if plan.engine == "sequential" or uncovered:
         logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
         return InProcessTransport(plan, str(session.folder.path), vector_of_run(session))
@@ -206,15 +207,13 @@ def _check_trains(run: ClientSettings) -> None:
         raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
 
 
-def _not_batched(run: ClientSettings, engine: str, session: Session | None = None) -> str | None:
-    """The setting that keeps clients from being trained many at a time, None if none does; of the model with a session.
+def _not_batched(run: ClientSettings, engine: str) -> str | None:
+    """The setting that keeps clients from being trained many at a time, None if none does.
 
     Raises:
       ConfigError: the engine that was asked for trains in no other way.
     """
     uncovered = next((each.unbatched for each in mechanisms_of(run).values() if each.unbatched), None)
-    if not uncovered and session and learned_layers(session.model, session.task.shape.input_shape) is None:
-        uncovered = f"model.name={run.model}"
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")
     return uncovered
@@ -231,7 +230,9 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
 
         workers = workers_on_ray(plan.ray, plan.run.model, held)
     else:
-        logger.info("%d clients are trained at a time, %d such groups side by side", engine.chunk, engine.workers)
+        alone = isinstance(engine.model, MappedModel) and not engine.model.together
+        at_a_time = 1 if alone else engine.chunk
+        logger.info("%d clients are trained at a time, %d such groups side by side", at_a_time, engine.workers)
     return BatchedTransport(plan, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
 
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from discreet.data.examples import Examples
 from discreet.models.models import build_model, flatten_parameters
+from discreet.per_example.objective import cross_entropy
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.chunk import Chunk, Draws, SeededDraws, chunk_updates
 from discreet.simulation.client_examples import Numbers, SharedExamples, shared_examples, table_of
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
+from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.training.local_training import LocalSettings, local_update
 
 CLASSES = 5
@@ -52,10 +54,9 @@ class Clients:
         return flatten_parameters(build_model(self.model, self.shape, CLASSES, seed=self.seed))
 
     @property
-    def layers(self) -> LayerSequence:
-        found = sequence_of(build_model(self.model, self.shape, CLASSES, seed=self.seed), self.shape)
-        assert found is not None
-        return found
+    def layers(self) -> LayerSequence | MappedModel:
+        model = build_model(self.model, self.shape, CLASSES, seed=self.seed)
+        return sequence_of(model, self.shape) or mapped_model(model, cross_entropy)
 
     def sources(self) -> list[RandomSource]:
         return [seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from benchmarks.own_models import OWN
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.chunk import Chunk, SecureDraws, SeededDraws, chunk_updates, dual_is_cheaper, dual_sgd
 from discreet.simulation.client_examples import shared_examples, table_of
@@ -41,6 +42,7 @@ MODELS = {
     "mlp200": (4,),
     "cnn": (1, 8, 8),
     "lstm": (6,),
+    **dict.fromkeys(OWN, (1, 8, 8)),
 }
 
 

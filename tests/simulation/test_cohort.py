@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import CohortSum, PartialReply
-from discreet.models.models import MODELS
-from discreet.node import nodes
 from discreet.node.account import Refused
 from discreet.node.admission import Admitted, admit
 from discreet.protocol.messages import TrainRequest
@@ -74,6 +71,9 @@ RUNS = {
     "local and example": (*LOCAL, "privacy.local.kind=gaussian", *EXAMPLE),
     "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=10", "rounds=3"),
     "cnn": ("model.name=cnn", FLOAT),
+    "own forward, dropout": ("model.name=benchmarks.own_models:dropping", FLOAT),
+    "own forward, dropout, by DP-SGD": ("model.name=benchmarks.own_models:dropping", *EXAMPLE, FLOAT),
+    "own recurrent": ("model.name=benchmarks.own_models:Recurrent", FLOAT),
     "everyone": ("sampling.kind=everyone", FLOAT),
     "too many examples for delta": (*EXAMPLE, "privacy.user.enabled=false", "privacy.delta=0.03"),
     "a million clients": (
@@ -157,22 +157,6 @@ def test_what_is_not_batched_is_trained_sequentially_and_said_once(
     with caplog.at_level("INFO", "discreet"):
         run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step")
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
-
-
-def test_a_model_with_a_layer_of_its_own_is_trained_sequentially(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(MODELS, "logistic_regression", _normed)
-    nodes.model_of.cache_clear()
-    with caplog.at_level("INFO", "discreet"):
-        run(tmp_path, "auto", FLOAT)
-    nodes.model_of.cache_clear()
-    assert sum("model.name=logistic_regression is not batched" in record.message for record in caplog.records) == 1
-
-
-def _normed(shape: tuple[int, ...], classes: int) -> nn.Module:
-    size = math.prod(shape)
-    return nn.Sequential(nn.Flatten(), nn.LayerNorm(size), nn.Linear(size, classes))
 
 
 def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.own_models import dropping
+from discreet.per_example.objective import cross_entropy
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.chunk import SecureDraws, SeededDraws
 from discreet.simulation.client_examples import Numbers
+from discreet.simulation.mapped_model import mapped_model
 
 SIZES = np.array([6, 6, 3, 1])
 
@@ -24,6 +27,12 @@ def seeded() -> SeededDraws:
 def secure() -> SecureDraws:
     """From a key of the test's own, so that its verdict is the same each time."""
     return SecureDraws(RandomSource(bytes(range(32)), is_secure=True))
+
+
+def test_without_a_seed_every_client_has_masks_of_its_own() -> None:
+    model = mapped_model(dropping((1, 8, 8), 5), cross_entropy).drawing([secure().source] * 40)
+    assert model.masks is not None
+    assert len({generator.initial_seed() for generator in model.masks.generators}) == 40
 
 
 @pytest.mark.parametrize("draws", [seeded(), secure()])

@@ -39,6 +39,7 @@ NO_USER = "privacy.user.enabled=false"
 RUNS = {
     "user level": (NOISED, "training.batch_size=8", "data.num_clients=40"),
     "example level": (NOISED, "privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9"),
+    "an own model with dropout": (NOISED, "model.name=benchmarks.own_models:dropping"),
     "local": (NO_USER, "privacy.local.epsilon=20", "privacy.local.kind=gaussian"),
     "secure": (NOISED, "privacy.user.aggregation=secure"),
     "shared step": (

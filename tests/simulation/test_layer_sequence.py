@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.models.models import token_lstm
-from discreet.per_example.recurrent import LastStep, LSTMLayer
 from discreet.simulation.client_examples import Batch
-from discreet.simulation.layer_sequence import layout_of, sequence_of
+from discreet.simulation.layer_sequence import sequence_of
+from discreet.simulation.parameter_layout import layout_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
@@ -92,21 +91,6 @@ def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> Non
     assert sequence_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None
 
 
-def test_an_activation_after_a_recurrent_layer_does_not_write_over_what_that_layer_needs() -> None:
-    model = nn.Sequential(
-        nn.Embedding(5, 3), LSTMLayer(3, 4), nn.ReLU(), nn.Linear(4, 3), LSTMLayer(3, 2), nn.ReLU(), LastStep(),
-        nn.Linear(2, 5),
-    )  # fmt: skip
-    compare(model, torch.randint(0, 5, (2, 3, 6), generator=GENERATOR), 5)
-
-
-def test_sequences_are_read_at_their_last_step_alone() -> None:
-    layers = [nn.Embedding(5, 3), LSTMLayer(3, 2)]
-    assert sequence_of(nn.Sequential(*layers, nn.Identity(), nn.Linear(2, 5)), (4,)) is None
-    assert sequence_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 5)), (4,)) is None
-    assert sequence_of(nn.Sequential(*layers, nn.Linear(2, 5)), (4,)) is None
-
-
 def test_a_linear_layer_on_an_image_that_was_not_flattened_is_left_to_torch_func() -> None:
     assert sequence_of(nn.Sequential(nn.Linear(6, 2)), (1, 6, 6)) is None
     assert sequence_of(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Linear(5, 2)), (1, 6, 6)) is None
@@ -124,11 +108,3 @@ def test_training_a_stack_leaves_the_servers_parameters_alone(count: int) -> Non
 def test_rows_are_the_inverse_of_views() -> None:
     layout, rows = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(16.0).view(2, 8)
     assert torch.equal(layout.rows(layout.views(rows)), rows)
-
-
-@pytest.mark.parametrize("words", [{"max_norm": 0.5}, {"padding_idx": 0}, {"scale_grad_by_freq": True}])
-def test_a_table_whose_rows_or_gradients_are_not_plain_is_no_part_of_a_batched_model(words: dict[str, float]) -> None:
-    model = token_lstm(7, 3, widths=(4, 5))
-    assert sequence_of(model, (6,)) is not None
-    model.embedding = nn.Embedding(7, 4, **words)  # type: ignore[arg-type]
-    assert sequence_of(model, (6,)) is None

@@ -1,0 +1,161 @@
+"""Many models of any architecture: the model's own forward, for all clients at once (`torch.func.vmap`).
+
+What vmap can't follow, and a model so large that calls cost little beside the work in them, trains one client after
+the other: a cohort is then as many times as fast as it has processes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from discreet.models.dropout import dropout_layers
+from discreet.models.models import to_train, trainable
+from discreet.per_example.layouts import FEWEST
+from discreet.per_example.objective import LOSS_SCALE, Loss
+from discreet.per_example.recurrent import LSTMLayer
+from discreet.privacy.randomness import RandomSource
+from discreet.simulation.client_examples import Batch
+from discreet.simulation.layer_sequence import clip_scale
+from discreet.simulation.parameter_layout import ParameterLayout, Params, layout_of
+
+# Dropout that multiplies an example by a mask, of one number for each of its numbers, or for each of its channels.
+_BY_NUMBER = (nn.Dropout, functional.dropout)
+_BY_CHANNEL = (
+    *(nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(functional.dropout1d, functional.dropout2d, functional.dropout3d),
+)
+
+
+class Masks(TorchFunctionMode):
+    """Within it dropout draws a client's masks as it would alone, from a generator of the client's own.
+
+    Attributes:
+        counts: of how many examples each client draws masks for now; the others keep everything.
+        width: the number of rows that a client has.
+        rows: the numbers of those that go through the model now, among all of all clients.
+    """
+
+    def __init__(self, seeds: Iterable[int]) -> None:
+        super().__init__()
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.counts, self.width, self.rows = list[int](), 0, torch.zeros(0)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masks = function in (*_BY_NUMBER, *_BY_CHANNEL)
+        return self._masked(function, *args, **kwargs or {}) if masks else function(*args, **kwargs or {})
+
+    def _masked(self, function: Any, inputs: Tensor, p: float = 0.5, training: bool = True, **_: Any) -> Tensor:
+        if not training or p == 0:
+            return inputs
+        if len(inputs) != len(self.rows):
+            raise ValueError("dropout reads something else than one example after the other")
+        kept = inputs.shape[1:] if function in _BY_NUMBER else (inputs.shape[1], *[1] * (inputs.dim() - 2))
+        masks = torch.ones(len(self.counts), self.width, *kept)
+        for mask, count, generator in zip(masks, self.counts, self.generators, strict=False):
+            mask[:count].bernoulli_(1 - p, generator=generator).div_(1 - p)
+        return inputs * masks.flatten(0, 1).index_select(0, self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedModel:
+    """The models of k clients, whose trainable parameters are a list of tensors (k, ...). They share what is frozen.
+
+    Attributes:
+        model: in training mode.
+        layout: of its trainable parameters.
+        loss: one value an example.
+        together: False if its clients are trained one after the other.
+        masks: of the clients that are trained; None if it has no dropout.
+    """
+
+    model: nn.Module
+    layout: ParameterLayout
+    loss: Loss
+    together: bool = True
+    masks: Masks | None = None
+
+    def drawing(self, sources: Iterable[RandomSource]) -> MappedModel:
+        """The same, with masks from the sources of its clients."""
+        if not dropout_layers(self.model):
+            return self
+        return replace(self, masks=Masks(int(source.child("dropout").words(1)[0]) for source in sources))
+
+    def accumulate(self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float) -> None:
+        """See `LayerSequence.accumulate`."""
+        leaves = [values.detach().requires_grad_() for values in params]
+        with torch.enable_grad(), self._drawing(batch, fewest=0) as rows:
+            outputs = vmap(self._outputs, randomness="same")(leaves, batch.inputs, rows)
+            losses = self.loss(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
+        weights = batch.weights.flatten()
+        gradients = torch.autograd.grad(losses, leaves, weights, allow_unused=True, materialize_grads=True)
+        for values, gradient in zip(into, gradients, strict=True):
+            values.mul_(keep).add_(gradient, alpha=rate)
+
+    def clipped_sums(self, params: Params, batch: Batch, clip_norm: float) -> Tensor:
+        """See `LayerSequence.clipped_sums`. Every gradient is built."""
+
+        def loss(values: Params, example: Tensor, target: Tensor, row: Tensor) -> Tensor:
+            outputs = self._outputs(values, example.unsqueeze(0), row.unsqueeze(0))
+            return LOSS_SCALE * self.loss(outputs, target.unsqueeze(0)).sum()
+
+        of_examples = vmap(grad(loss), (None, 0, 0, 0), randomness="same")
+        with torch.enable_grad(), self._drawing(batch, fewest=FEWEST) as rows:
+            found = vmap(of_examples, randomness="same")(params, batch.inputs, batch.targets, rows)
+        gradients = [values.detach().flatten(2) for values in found]
+        norms = torch.stack([torch.linalg.vector_norm(values, dim=2) for values in gradients]).norm(dim=0)
+        scale = clip_scale(norms.double() / LOSS_SCALE, clip_norm).mul_(batch.weights) / LOSS_SCALE
+        if not bool(norms.sum().isfinite()):  # 0 * inf would poison the products
+            lost = ~norms.isfinite().unsqueeze(2)
+            gradients = [values.masked_fill(lost, 0.0) for values in gradients]
+        scale = scale.to(gradients[0].dtype).unsqueeze(1)
+        return torch.cat([torch.bmm(scale, values).squeeze(1) for values in gradients], 1)
+
+    def _outputs(self, values: Params, inputs: Tensor, rows: Tensor) -> Tensor:
+        if self.masks is not None:
+            self.masks.rows = rows
+        outputs: Tensor = functional_call(self.model, dict(zip(self.names, values, strict=True)), (inputs,))
+        return outputs
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the trainable parameters."""
+        return [name for name, value in self.model.named_parameters() if value.requires_grad]
+
+    @contextmanager
+    def _drawing(self, batch: Batch, *, fewest: int) -> Iterator[Tensor]:
+        """The numbers of the batch's rows, (k, width), as the masks have them. A client draws for `fewest` examples at
+        least if it has one."""
+        clients, width = batch.weights.shape
+        with warnings.catch_warnings(), self.masks or nullcontext():
+            # Of PyTorch on itself: an operation without a batching rule is slower.
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            if self.masks is not None:
+                counts = (batch.weights > 0).sum(1).tolist()
+                self.masks.counts = [max(count, fewest) if count else 0 for count in counts]
+                width = self.masks.width = max(width, *self.masks.counts)
+            rows = torch.arange(clients * width, device=batch.weights.device).view(clients, width)
+            yield rows[:, : batch.weights.shape[1]]
+
+
+def mapped_model(model: nn.Module, loss: Loss, *, by_example: bool = False) -> MappedModel:
+    """A model for many clients, in training mode; `by_example`: for gradients of each example."""
+    to_train(model)
+    shapes = [tuple(value.shape) for value in trainable(model)]
+    layout = layout_of([(shape, tuple(range(len(shape)))) for shape in shapes])
+    shared = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
+    draws_otherwise = any(type(layer) not in (*_BY_NUMBER, *_BY_CHANNEL) for layer in dropout_layers(model))
+    # PyTorch has one call for all steps of RNNBase; of the other, a gradient would be built for each step.
+    slower = (nn.RNNBase, LSTMLayer) if by_example else nn.RNNBase
+    recurrent = any(isinstance(layer, slower) for layer in model.modules())
+    return MappedModel(model, layout, loss, together=not (shared or draws_otherwise or recurrent))
