@@ -2,7 +2,7 @@
 
 sections:
   per_example   clipped per-example gradients against plain ones, and whole steps against Opacus
-  loop          a step of DPSGD against the plain step and Opacus: ResNet, transformer, embeddings
+  loop          a step of DPSGD against the plain step and Opacus: models as people write them
   cohort        virtual clients per second, batched and sequential, beside pfl-research
   cohort_scale  time and memory against cohort and population, up to a million virtual clients
   ray           chunks as tasks of a Ray cluster against forked workers: rounds and whole runs
