@@ -20,7 +20,7 @@ CLIP, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.1, 1e-3  # of every private step 
 class Step(NamedTuple):
     """A training step, what lets go of the gradients that it leaves, and what draws its batch."""
 
-    take: Callable[[], None]
+    take: Callable[[], object]
     clear: Callable[[], None]
     draw: Callable[[], object] = tuple
 
