@@ -58,6 +58,7 @@ class Call:
       tags: the knowledge of each tensor.
       of_examples: True if one of them follows from the examples, as far as is known.
       is_known: True if everything that it reads is of the examples, or a constant, or a parameter.
+      has_weight: True if one follows from parameters alone.
       places: identities of the tensors that are the numbers of the examples, in order.
       counted: True if an argument counts examples.
       drawn: True if there are random numbers in what it gives.
@@ -65,8 +66,8 @@ class Call:
     """
 
     __slots__ = (
-        "args", "counted", "drawn", "func", "is_known", "name", "named", "of_examples", "places", "result", "tags",
-        "tensors", "watch",
+        "args", "counted", "drawn", "func", "has_weight", "is_known", "name", "named", "of_examples", "places", "result",
+        "tags", "tensors", "watch",
     )  # fmt: skip
 
     def __init__(self, watch: Watcher, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -75,7 +76,8 @@ class Call:
         self.tensors: list[Tensor] = []
         self.tags: list[Any] = []
         self.places: list[int] = []
-        self.of_examples, self.is_known, self.counted, self.drawn = False, True, False, name in DRAWING
+        self.of_examples, self.is_known, self.has_weight, self.counted = False, True, False, False
+        self.drawn = name in DRAWING
         for value in (*args, *named.values()) if named else args:
             if isinstance(value, Tensor):
                 self._add(value)
@@ -92,7 +94,9 @@ class Call:
         self.tags.append(tag)
         if type(tag) is Layout:
             self.of_examples, self.drawn = True, self.drawn or tag.drawn
-        elif tag is not CONSTANT and type(tag) is not Weight:
+        elif type(tag) is Weight:
+            self.has_weight = True
+        elif tag is not CONSTANT:
             self.of_examples, self.is_known, self.drawn = True, False, self.drawn or getattr(tag, "drawn", False)
             if tag is PLACES:
                 self.places.append(id(value))

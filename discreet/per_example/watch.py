@@ -152,13 +152,13 @@ class Watch(TorchFunctionMode):
         named, function = kwargs or {}, function_of(func)
         if function.is_banned or named.get("out") is not None:
             raise Unserved(f"{function.name}{place()}")
+        if function.is_fact:
+            is_size = function.name in SIZES and isinstance(self.tag(args[0]), Layout)
+            return self._size(Call(self, func, function.name, args, named)) if is_size else func(*args, **named)
         call = Call(self, func, function.name, args, named)
         is_python = function.is_python and func is not self.inner
         if not call.of_examples:
             return self._composite(types, call) if is_python else self._constant(call, function)
-        if function.is_fact:
-            is_size = function.name in SIZES and isinstance(call.tags[0], Layout)
-            return self._size(call, call.tags[0]) if is_size else func(*args, **named)
         if function.may_have_rule and is_python == function.is_python and call.is_known and call.name in RULES:
             return self._ruled(call)
         return self._composite(types, call) if is_python else self._row_by_row(call, function)
@@ -232,8 +232,8 @@ class Watch(TorchFunctionMode):
         ones = [1] * (-place - 1)
         return copies.movedim(0, place) if place >= 0 else copies.reshape(self.count, *ones, *one.shape)
 
-    def _size(self, call: Call, layout: Layout) -> Any:
-        value = call.tensors[0]
+    def _size(self, call: Call) -> Any:
+        value, layout = call.one
         if call.name in ("numel", "nelement"):
             return Count(value.numel() // self.count, self.count)
         counted = Count(layout.before * layout.after, self.count)
@@ -269,14 +269,15 @@ class Watch(TorchFunctionMode):
     def _row_by_row(self, call: Call, function: Function) -> Any:
         """Calls a function, and finds what is known of its result."""
         name, tags = call.name, call.tags
-        kinds = set(map(type, tags))
-        if Answers in kinds:
-            return answered(call)
-        if call.places and all(tag is PLACES or tag is CONSTANT for tag in tags):
-            return number_of_examples(call)
-        if name in LENGTHS and call.tags[-1] == FIRST and call.tensors[-1].dim() == 1:
+        mixed = None
+        if not call.is_known:
+            if any(isinstance(tag, Answers) for tag in tags):
+                return answered(call)
+            if call.places and all(tag is PLACES or tag is CONSTANT for tag in tags):
+                return number_of_examples(call)
+            mixed = next((tag for tag in tags if isinstance(tag, Mixed)), None)
+        if name in LENGTHS and tags[-1] == FIRST and call.tensors[-1].dim() == 1:
             return of_lengths(call, call.tensors[-1])
-        mixed = next((tag for tag in tags if isinstance(tag, Mixed)), None) if Mixed in kinds else None
         if function.is_special:
             if name in READS:
                 raise Unserved(placed(mixed or Mixed(f"{name} reads the data")).reason)
@@ -288,7 +289,7 @@ class Watch(TorchFunctionMode):
                 found = getattr(torch, name)(rows, 1)
                 values = found if isinstance(found, Tensor) else found[0]
                 return self.give(call.run(), Answers(values.detach(), tags[0].drawn))
-        if mixed is None and Weight in kinds:
+        if mixed is None and call.has_weight:
             call = with_copies(call)
         if name == "view" and not call.tensors[0].is_contiguous():
             call.func = Tensor.reshape  # a convolution here may have put its channels last in memory

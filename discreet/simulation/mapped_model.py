@@ -114,7 +114,8 @@ class MappedModel:
             found = vmap(of_examples, randomness="same")(params, batch.inputs, batch.targets, rows)
         gradients = [values.detach().flatten(2) for values in found]
         norms = torch.stack([torch.linalg.vector_norm(values, dim=2) for values in gradients]).norm(dim=0)
-        scale = clip_scale(norms.double() / LOSS_SCALE, clip_norm).mul_(batch.weights) / LOSS_SCALE
+        weights = batch.weights.double() / LOSS_SCALE
+        scale = clip_scale(norms.double() * weights, clip_norm).mul_(weights)
         if not bool(norms.sum().isfinite()):  # 0 * inf would poison the products
             lost = ~norms.isfinite().unsqueeze(2)
             gradients = [values.masked_fill(lost, 0.0) for values in gradients]
