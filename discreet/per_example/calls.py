@@ -66,8 +66,8 @@ class Call:
     """
 
     __slots__ = (
-        "args", "counted", "drawn", "func", "has_weight", "is_known", "name", "named", "of_examples", "places", "result",
-        "tags", "tensors", "watch",
+        "args", "counted", "drawn", "func", "has_weight", "is_known", "name", "named", "of_examples", "places",
+        "result", "tags", "tensors", "watch",
     )  # fmt: skip
 
     def __init__(self, watch: Watcher, func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
