@@ -269,6 +269,16 @@ def loss(call: Call) -> Tag:
     return call.follows(parts, own if call.result.dim() == len(own) else _own(given))
 
 
+def ctc(call: Call) -> Tag:
+    """The CTC loss of log probabilities (T, n, classes), targets (n, S), and the lengths of both."""
+    if call.argument(5, "reduction", default=1) != 0:
+        return call.mixes("reduces over examples")
+    values, targets, *lengths = call.args[:4]
+    if targets.dim() != 2 or not all(isinstance(each, Tensor) for each in lengths):
+        raise Unserved(f"{call.name} of targets one behind the other")
+    return call.follows([(values, "tnc"), (targets, "ns"), *((each, "n") for each in lengths)], "n")
+
+
 def picked(call: Call) -> Tag:
     """Part of a tensor by an index, in which there may be the numbers of the examples."""
     value, index = call.args[0], _whole_index(*call.args)
@@ -377,5 +387,6 @@ _BY_NAMES: list[tuple[str, Check]] = [
      "binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss", loss),
     (" ".join(_OF_ROWS), loss),
     ("broadcast_tensors", broadcast),
+    ("ctc_loss", ctc),
 ]  # fmt: skip
 CHECKS: dict[str, Check] = {name: check for names, check in _BY_NAMES for name in names.split()}

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.per_example.any_model import built_terms, plain_gradient
 from discreet.per_example.branches import Split
-from discreet.per_example.layouts import FEWEST, Unserved
+from discreet.per_example.layouts import FEWEST, FIRST, Unserved
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -312,7 +312,7 @@ def _watched(objective: Objective, watch: Watch, inputs: Tree, targets: Tree) ->
     losses = None
     with torch.enable_grad(), watch:
         outputs = objective.outputs(inputs)
-        if not isinstance(outputs, Tensor):  # the loss picks what it needs of it
+        if not isinstance(outputs, Tensor) or watch.tag(outputs) != FIRST:  # the loss picks what it needs of it
             watch.rows(targets)
             with objective.casting():
                 losses = objective.loss(outputs, targets)
@@ -342,12 +342,17 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
 
     def every_row_counts_otherwise(outputs: Any, targets: Tensor) -> Tensor:
         values = [value for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
-        if len(targets) > 1:  # another output, such as a mean, is an error only if a loss needs it
-            counted[:] = [place for place, value in enumerate(values) if value.shape[:1] == targets.shape]
-        rows = torch.cat([values[place].reshape(len(targets), -1) for place in counted], 1)
+        count = len(targets)
+        if count > 1:  # another output, such as a mean, is an error only if a loss needs it
+            shapes = (list(map(int, value.shape)) for value in values)
+            counted[:] = [(place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes]
+            values = [values[place].movedim(dim, 0) for place, dim in counted]
+        else:
+            values = [values[place] for place, _ in counted]
+        rows = torch.cat([value.reshape(count, -1) for value in values], 1)
         return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
-    counted, objective = list[int](), objective_of(model, every_row_counts_otherwise)
+    counted, objective = list[tuple[int, int]](), objective_of(model, every_row_counts_otherwise)
     reason, small = "", False
     for seed in range(_TRIALS):
         try:

@@ -331,6 +331,40 @@ def test_a_loss_of_one_of_several_outputs_is_watched_and_may_not_reduce(name: st
         clipped_gradient_sum(seeded(WithLoss), rows(), targets=targets, clip_norm=0.2, loss=reduced)
 
 
+class Speech(nn.Module):
+    """Log probabilities as the CTC loss takes them, (T, n, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(2, 5, batch_first=True), nn.Linear(5, 4)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.head(self.layer(rows.view(-1, 6, 2))[0]).log_softmax(2).transpose(0, 1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+def test_a_loss_may_take_outputs_with_the_examples_second() -> None:
+    def loss(outputs: Tensor, targets: dict[str, Tensor], reduction: str = "none") -> Tensor:
+        return functional.ctc_loss(
+            outputs, targets["labels"], *map(targets.get, ("steps", "count")), reduction=reduction
+        )  # type: ignore[arg-type]
+
+    model, inputs = seeded(Speech), torch.randn(5, 12, generator=torch.Generator().manual_seed(907))
+    targets = {"labels": torch.tensor([[1, 2], [2, 1], [3, 3], [1, 0], [2, 3]]), "steps": torch.tensor([6, 5, 6, 4, 6])}
+    targets["count"] = torch.tensor([2, 2, 2, 1, 2])
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.2, loss=loss)
+    each = [{name: value[place : place + 1] for name, value in targets.items()} for place in range(5)]
+    alone = [
+        clipped_gradient_sum(model, x[None], targets=y, clip_norm=0.2, loss=loss)
+        for x, y in zip(inputs, each, strict=True)
+    ]
+    torch.testing.assert_close(total, sum(one for one, _ in alone))
+    torch.testing.assert_close(norms, torch.cat([norm for _, norm in alone]))
+    reduced = lambda outputs, targets: loss(outputs, targets, "mean").expand(5)  # noqa: E731
+    with pytest.raises(ValueError, match="ctc_loss reduces over examples"):
+        clipped_gradient_sum(seeded(Speech), inputs, targets=targets, clip_norm=0.2, loss=reduced)
+
+
 @pytest.mark.parametrize(("wrong", "is_watched"), [(2, True), (3, False)])
 def test_one_made_up_batch_at_a_kink_does_not_decide_the_way(
     wrong: int, is_watched: bool, monkeypatch: pytest.MonkeyPatch, fallen_back: Callable[[], bool]
