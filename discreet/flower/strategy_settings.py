@@ -91,6 +91,23 @@ class MaskedGaussian(CentralGaussian):
     threshold: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedNoise(CentralGaussian):
+    """Nodes take turns, and the server's noise is correlated over rounds (`discreet.mechanisms.correlated_noise`): for
+    whoever sees which nodes are asked, too. With sampling="cyclic", or "everyone", for which it wins nothing.
+
+    Attributes:
+      clipping: `FixedClipping`.
+      groups: how many take turns: a node, by its number, is in one of them, and is asked at most every so many rounds.
+      correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
+      bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
+    """
+
+    groups: int | None = None
+    correlation: str = "bsr"
+    bandwidth: int | None = None
+
+
 @dataclass(frozen=True)
 class PrivateEvaluation:
     """Clients rate the model on data of their own, and what they say is noised and paid for: of `DPFedAvg`.
@@ -126,6 +143,7 @@ ARGUMENTS = {
     "sampling.population_size": "population_size",
     "sampling.population_name": "population_name",
     "sampling.min_nodes": "min_available_nodes",
+    "sampling.groups": "groups",
     "data.num_clients": "population_size",
     "server.learning_rate": "server_optimizer.learning_rate",
     "server.momentum": "server_optimizer.momentum",
@@ -137,6 +155,8 @@ ARGUMENTS = {
     "privacy.secure.": "",
     "privacy.user.aggregation=secure": "mechanism=MaskedGaussian",
     "privacy.user.aggregation": "mechanism",
+    "privacy.user.correlation.kind": "correlation",
+    "privacy.user.correlation.": "",
     "privacy.user.clip.kind": "clipping",
     "privacy.user.clip.max": "clipping.maximum",
     "privacy.user.clip.": "clipping.",
@@ -188,11 +208,11 @@ def _refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
         if name not in (*REFUSED, "min_train_nodes"):
             close = difflib.get_close_matches(name, given, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            if name in (field.name for field in fields(MaskedGaussian)):
+            if name in (field.name for kind in (MaskedGaussian, CorrelatedNoise) for field in fields(kind)):
                 hint = f": it is one of the mechanism, such as CentralGaussian({name}=...)"
             raise TypeError(f"DPFedAvg has no argument {name}{hint}")
     least, available = flower.get("min_train_nodes", 0), given["min_available_nodes"]
-    everybody = given["fraction_train"] == 1 and given["sampling"] != "fixed"
+    everybody = given["fraction_train"] == 1 and given["sampling"] in ("poisson", "everyone")
     if least != 0 and not (everybody and least <= available):
         raise ConfigError(
             f"min_train_nodes must be 0 (got {least}): each node is drawn by itself, so a cohort may be small or even "
@@ -219,7 +239,8 @@ def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
         delta = {} if given["delta"] is None else {"delta": given["delta"]}
         return CentralGaussian(target_epsilon=epsilon, clipping=AdaptiveClipping(given["clip_norm"]), **delta)
     if not isinstance(mechanism, CentralGaussian):
-        raise ConfigError(f"mechanism must be a CentralGaussian or a MaskedGaussian (got {type(mechanism).__name__})")
+        kinds = "CentralGaussian, CorrelatedNoise or MaskedGaussian"
+        raise ConfigError(f"mechanism must be a {kinds} (got {type(mechanism).__name__})")
     for name in ("target_epsilon", "delta", "clip_norm"):
         if given[name] is not None:
             raise ConfigError(f"{name} and mechanism are both given: the mechanism has its own")
@@ -234,8 +255,8 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
       TypeError: there is no such argument.
     """
     _refuse_what_is_not_private(given)
-    if given["sampling"] == "everyone" and given["fraction_train"] != 1:
-        raise ConfigError(f"fraction_train must be 1 with sampling=everyone (got {given['fraction_train']})")
+    if given["sampling"] in ("everyone", "cyclic") and given["fraction_train"] != 1:
+        raise ConfigError(f"fraction_train must be 1 with sampling={given['sampling']} (got {given['fraction_train']})")
     population, optimizer, mechanism = given["population_size"], given["server_optimizer"], _mechanism(given)
     asked, masked = asdict(mechanism), isinstance(mechanism, MaskedGaussian)
     rating, evaluation = given["private_evaluation"], {}
@@ -245,6 +266,8 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
         evaluation = {"kind": "private", "every": rating.every, "noise_multiplier": rating.noise_multiplier}
     user = {name: asked[name] for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")}
     user |= {"enabled": True, "account": given["account"], "aggregation": SECURE if masked else PLAIN}
+    if "correlation" in asked:
+        user["correlation"] = {"kind": asked["correlation"], "bandwidth": asked["bandwidth"]}
     return parse_config(
         {
             "rounds": 1,
@@ -255,6 +278,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
                 "kind": given["sampling"],
                 "probability": given["fraction_train"],
                 "population_size": population,
+                "groups": asked.get("groups"),
                 "population_name": given["population_name"],
                 "min_nodes": given["min_available_nodes"],
             },

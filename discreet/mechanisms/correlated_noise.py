@@ -158,6 +158,11 @@ class TurnRelease(ServerRelease):
     def sum_noise(self) -> float:
         return self.noise_multiplier * _length(self.kind, self.bandwidth, self.rounds)
 
+    @property
+    def sensitivity(self) -> float:
+        """Of the planned rounds together, in clip norms."""
+        return sensitivity(self.kind, self.bandwidth, groups=self.groups, rounds=self.rounds)
+
     def empty(self, num_params: int, clip_norm: float) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum
         from discreet.privacy.grid import grid_for
