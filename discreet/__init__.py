@@ -14,6 +14,7 @@ _HOMES = {
     "BatchError": "discreet.dpsgd.dpsgd",
     "BudgetSpent": "discreet.ledger.budget",
     "CentralGaussian": "discreet.flower.strategy_settings",  # what DPFedAvg asks of the mechanism of this name
+    "CorrelatedNoise": "discreet.flower.strategy_settings",
     "ConfigError": "discreet.settings.rules",
     "DPFedAvg": "discreet.flower.strategy",
     "DPSGD": "discreet.dpsgd.dpsgd",

@@ -16,6 +16,9 @@ your own, draw its noise by `Gaussian` or `Laplace` and call `replay`.
 Under secure aggregation each client draws noise by `SecureSum.noise`, and a sum is read by `SecureSum.decode`: there
 the sum without noise is compared, in exact integers. As noise only the least counts that h clients have drawn since the
 last sum, h being how many are accounted, and it must have the variance that is accounted.
+
+If noise is correlated over rounds, a step's totals may differ by the sensitivity too; what all steps cost together is
+found by taking the earlier noise that is in each off again. Each round's noise must be the same wherever it is used.
 """
 
 from __future__ import annotations
@@ -26,20 +29,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import Gaussian, Laplace
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 
 Data = TypeVar("Data")
-Kind = Gaussian | Laplace
+Kind = Gaussian | Laplace | CorrelatedGaussian
 
+BOTH = "add_noise", "add_grid_noise"
+DRAWS: dict[Any, tuple[str, ...]] = {Gaussian: BOTH, Laplace: BOTH, CorrelatedGaussian: BOTH[1:]}
 SEED = 60913
 ROUNDING = 1e-6  # of the sensitivity: sums are float32 or float64
 
@@ -48,7 +55,8 @@ ROUNDING = 1e-6  # of the sensitivity: sums are float32 or float64
 class NoiseStep:
     """What reached one noise step, in the units of the data, and what it released (as the mechanism gave it).
 
-    `masked`: the sum that was read, if clients noised it by themselves; its total is in whole steps.
+    `masked`: the sum that was read, if clients noised it by themselves; its total is in whole steps. `parts`: of noise
+    that is correlated over rounds, the weights and keys.
     """
 
     mechanism: Kind
@@ -56,10 +64,11 @@ class NoiseStep:
     sensitivity: float
     released: Tensor
     masked: SecureSum | None = None
+    parts: tuple[tuple[float, bytes], ...] = ()
 
     def distance(self, other: NoiseStep) -> float:
         """How far apart two totals are, in the norm that the noise is for."""
-        order = 2 if isinstance(self.mechanism, Gaussian) else 1
+        order = 1 if isinstance(self.mechanism, Laplace) else 2
         return float(torch.linalg.vector_norm((self.total - other.total).reshape(-1).double(), order))
 
     def is_within(self, other: NoiseStep, allowed: float) -> bool:
@@ -105,7 +114,7 @@ def replay(
         left = run(data, seeded_source(SEED))
     with _noise_steps(lambda number, fresh: first[number].released if number < len(first) else fresh(), second):
         right = run(neighbour, seeded_source(SEED))
-    faults = [*_compare_numbers(first, second), *differences(left, right)]
+    faults = [*_compare_numbers(first, second), *differences(left, right), *_compare_keys(first, second)]
     shares, squares = [], 0.0
     for number, (one, other) in enumerate(zip(first, second, strict=False)):
         faults += [f"noise step {number}: {fault}" for fault in _compare_steps(one, other, sensitivities)]
@@ -113,7 +122,28 @@ def replay(
         shares.append(distance / (sensitivities * one.sensitivity))
         if isinstance(one.mechanism, Gaussian) and one.mechanism.noise_multiplier > 0:
             squares += (distance / one.mechanism.stddev(one.sensitivity)) ** 2
-    return Replay(tuple(faults), tuple(shares), math.sqrt(squares))
+    return Replay(tuple(faults), tuple(shares), math.sqrt(squares + _correlated(first, second)))
+
+
+def _correlated(first: list[NoiseStep], second: list[NoiseStep]) -> float:
+    """The squared distance of correlated steps together: each difference less that of the earlier noise in it."""
+    moved, squares = list[Tensor](), 0.0
+    for one, other in zip(first, second, strict=False):
+        if one.parts and one.total.shape == other.total.shape and one.mechanism.noise_multiplier:
+            weights = [weight for weight, _ in one.parts]
+            earlier = zip(weights[1:], reversed(moved), strict=False)
+            moved.append((one.total - other.total).double() - sum(weight * each for weight, each in earlier))
+            squares += float(moved[-1].norm() / one.mechanism.stddev(one.sensitivity)) ** 2
+    return squares
+
+
+def _compare_keys(first: list[NoiseStep], second: list[NoiseStep]) -> Iterator[str]:
+    """Whether each round's noise has one key, its own, in all rounds and for both inputs."""
+    keys = [[key for _, key in step.parts] for step in first if step.parts]
+    if any(later[0] in sooner or later[1:] != sooner[: len(later) - 1] for sooner, later in pairwise(keys)):
+        yield "other noise was drawn for an earlier round"
+    if any(one.parts != other.parts for one, other in zip(first, second, strict=False)):
+        yield "the noise of rounds depends on the data"
 
 
 def _compare_numbers(first: list[NoiseStep], second: list[NoiseStep]) -> Iterator[str]:
@@ -168,14 +198,15 @@ def _noise_steps(release: Callable[[int, Callable[[], Tensor]], Tensor], steps: 
         def noised(self: Kind, total: Tensor, sensitivity: float, *given: Any, **named: Any) -> Tensor:
             number = len(steps)
             released = release(number, lambda: original(self, total, sensitivity, *given, **named))
-            steps.append(NoiseStep(self, _in_units(total, named.get("grid")), sensitivity, released.clone()))
+            parts, held = tuple(named.get("parts", ())), _in_units(total, named.get("grid"))
+            steps.append(NoiseStep(self, held, sensitivity, released.clone(), parts=parts))
             return released.clone()
 
         return noised
 
     with ExitStack() as stack:
-        for kind in (Gaussian, Laplace):
-            for method in ("add_noise", "add_grid_noise"):
+        for kind, methods in DRAWS.items():
+            for method in methods:
                 stack.enter_context(patch.object(kind, method, intercept(getattr(kind, method))))
         for method, replacement in _masked_sums(release, steps).items():
             stack.enter_context(patch.object(SecureSum, method, replacement))

@@ -38,7 +38,7 @@ from discreet.server.run_plan import round_settings
 from discreet.server.session import check_secure
 from discreet.server.state import State
 from discreet.settings.extras import require
-from discreet.settings.privacy import USER
+from discreet.settings.privacy import CORRELATED, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import flat
 
@@ -87,10 +87,10 @@ def check_federation(plan: Plan, canaries: int, runs: int) -> None:
     check_noised(plan)
     check_secure(plan.seed)
     user = plan.run.user
-    if user.sampling == "fixed" or plan.run.evaluation.private or plan.accounts_itself:
+    if user.sampling == "fixed" or user.law == CORRELATED or plan.run.evaluation.private or plan.accounts_itself:
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "
-            "privacy.user alone, with aggregation=plain"
+            "privacy.user alone, with aggregation=plain and independent noise"
         )
     if not FEWEST <= canaries <= user.population_size or runs < 1:
         raise ConfigError(

@@ -15,15 +15,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
+from scipy.linalg import toeplitz
 from torch import Tensor
 
+from discreet.accounting.correlation import factor_and_weights
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Task
 from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.correlated_noise import TurnRelease
+from discreet.mechanisms.mechanism import ServerRelease
 from discreet.mechanisms.sums import take_all
+from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TRAIN, TrainReply, Work
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.plan import Plan
@@ -86,8 +91,12 @@ def check_noised(plan: Plan) -> None:
 def said_first(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
     user, rounds = _user(plan), plan.run.rounds
-    claim = _claim(plan, PrivacyLedger().record(user.event, rounds))
-    releases = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim)
+    if isinstance(user, TurnRelease):
+        claim = _claim(plan, PrivacyLedger(tuple((user.event_of(number + 1), 1) for number in range(rounds))))
+        releases = Releases(1, 1.0, user.noise_multiplier / user.sensitivity, claim)
+    else:
+        claim = _claim(plan, PrivacyLedger().record(user.event, rounds))
+        releases = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim)
     logger.info("%s", outlook(releases, canaries, rounds=rounds))
     return releases
 
@@ -96,6 +105,7 @@ def experiment_of(mechanism: str, plan: Plan, releases: Releases, seen: Sequence
     """The findings of runs with different canaries together: each round, then all of them, by their ledger."""
     user, rounds = _user(plan), []
     claim, run_claim = (_claim(plan, spent) for spent in (PrivacyLedger().record(user.event), seen[-1][1]))
+    joined = isinstance(user, TurnRelease)  # all rounds are one observation
     for same in zip(*(scores for scores, _ in seen), strict=True):
         values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
         rounds.append((claim, Scores(values, included, same[0].centred)))
@@ -107,13 +117,24 @@ def experiment_of(mechanism: str, plan: Plan, releases: Releases, seen: Sequence
         "clip": plan.clip.kind,
         "secure": plan.seed is None,
     }
-    return Experiment(mechanism, observed(rounds, run_claim), {**facts, **more}, releases)
+    return Experiment(mechanism, observed(rounds, run_claim)[-1 if joined else 0 :], {**facts, **more}, releases)
 
 
-def _user(plan: Plan) -> UserPrivacy:
+def _user(plan: Plan) -> UserPrivacy | TurnRelease:
     user = round_settings(plan).release
-    assert isinstance(user, UserPrivacy)
+    assert isinstance(user, UserPrivacy | TurnRelease)
     return user
+
+
+def _joined(user: TurnRelease, rounds: Sequence[Scores], first: int) -> Scores:
+    """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise of each is made
+    independent of the others' by C, and what a canary adds to them is looked for in all at once."""
+    values, canaries = np.stack([each.values for each in rounds]) * user.sum_noise**2, range(len(rounds[0].values))
+    turns = [[in_turn(first + each, at + 1, groups=user.groups) for each in canaries] for at in range(len(rounds))]
+    factor = toeplitz(factor_and_weights(user.kind, user.bandwidth, len(rounds))[0], np.zeros(len(rounds)))
+    added = factor @ np.array(turns, dtype=float)
+    seen = (added * (factor @ values)).sum(0) / np.linalg.norm(added, axis=0).clip(min=1.0)
+    return replace(rounds[0], values=seen / user.noise_multiplier**2)
 
 
 def _claim(plan: Plan, spent: PrivacyLedger) -> Claim:
@@ -145,7 +166,8 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
             rounds.append(Scores(values, canaries.included, centred=not replaced))
 
         TrainingRun(context, transport=transport, evaluate=evaluate, on_round=score).run()
-        return rounds, context.ledger.spent(USER)
+        seen = [_joined(user, rounds, honest)] if isinstance(user, TurnRelease) else rounds
+        return seen, context.ledger.spent(USER)
 
 
 class CanaryTransport:
@@ -160,7 +182,7 @@ class CanaryTransport:
     """
 
     def __init__(
-        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: UserPrivacy, replaced: bool = False
+        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: ServerRelease, replaced: bool = False
     ) -> None:
         self.inner, self.canaries, self.honest = inner, canaries, honest
         self.user, self.replaced = user, replaced

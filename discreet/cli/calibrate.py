@@ -3,6 +3,7 @@
   epsilon for given noise    discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
   noise for given epsilon    discreet calibrate user --population 3383 --cohort 120 --rounds 100 --epsilon 2
   rounds for a budget        discreet calibrate user --population 3383 --cohort 120 --noise 1.2 --epsilon 2
+  without secret sampling    discreet calibrate user --sampling cyclic --groups 28 --rounds 100 --epsilon 2
   without a trusted server   discreet calibrate user --aggregation secure --clients 10 --dropouts 2 --colluding 1
                              --rounds 100 --noise 4
 
@@ -10,6 +11,9 @@ user      population: clients; cohort: expected clients a round; rounds
 example   population: a client's examples (zero-out neighbours), or data.public_num_examples (add or remove one);
           cohort: the batch size; rounds: local steps
 local     each round is one release of one client; nothing is sampled
+
+With --sampling cyclic so many --groups of clients take turns, one a round; the noise is that of each round, before it
+is correlated. With --population and --cohort the other ways of sampling are shown beside it.
 
 With --aggregation secure everybody takes part in every round, and adds a share of the noise: n is --clients, d
 --dropouts, c --colluding, t --threshold. At example level a client adds up all of its examples, at most --examples.
@@ -26,14 +30,17 @@ from typer import Option
 from discreet.cli.console import print_table
 from discreet.server.prices import (
     LOCAL_PRICES,
+    Price,
     Question,
+    TurnPrice,
     masked_lines,
     masked_sum,
     own_price,
     sampled_prices,
     secure_prices,
+    turn_prices,
 )
-from discreet.settings.privacy import EXAMPLE, LOCAL, ZERO_OUT, SecureConfig
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER, ZERO_OUT, SecureConfig
 
 
 def command(
@@ -45,6 +52,8 @@ def command(
     epsilon: Annotated[float | None, Option()] = None,
     delta: Annotated[float, Option()] = 1e-5,
     aggregation: Annotated[Literal["plain", "secure"], Option(help="secure: with the options below")] = "plain",
+    sampling: Annotated[Literal["all", "cyclic"], Option(help="user: cyclic: with --groups")] = "all",
+    groups: Annotated[int | None, Option(help="cyclic: how many groups take turns")] = None,
     mechanism: Annotated[str | None, Option(help="user: your own, as package.module:Class")] = None,
     clients: Annotated[int | None, Option(help="secure: how many there are, all of which take part")] = None,
     dropouts: Annotated[int, Option(help="secure: how many may be missing from a round")] = 1,
@@ -54,6 +63,7 @@ def command(
     examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
 ) -> None:
     """Answers in a table."""
+    prices: list[Price | TurnPrice]
     question, of_examples = Question(noise, epsilon, rounds, delta), guarantee == EXAMPLE
     adjacency = "zero-out" if of_examples else "add or remove one"
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
@@ -67,14 +77,24 @@ def command(
         lines += masked_lines(summed(noise or question.answer(prices[0])), clients, secure)
     elif guarantee == LOCAL:
         prices = LOCAL_PRICES
+    elif sampling == "cyclic" and (population is None or cohort is None):
+        prices = _turns(guarantee, groups, adjacency)
     elif population is None or cohort is None:
         raise ValueError(f"{guarantee} needs --population and --cohort")
     else:
         prices = sampled_prices(population, cohort, adjacency=adjacency)
         if mechanism is not None:
             prices.insert(0, own_price(mechanism, population, cohort))
+        if sampling == "cyclic":
+            prices = [*_turns(guarantee, groups, adjacency), *prices]
     if of_examples and aggregation == "plain":
         holds = "The numbers hold for adding or removing one if --population is data.public_num_examples"
         lines.append(f"{ZERO_OUT}. {holds}")
     print_table(question.rows(prices))
-    print(*lines, sep="\n")
+    print(*lines, *question.running_sums(prices), sep="\n")
+
+
+def _turns(guarantee: str, groups: int | None, adjacency: str) -> list[Price | TurnPrice]:
+    if guarantee != USER or groups is None:
+        raise ValueError("--sampling cyclic is for user with --groups")
+    return turn_prices(groups, adjacency=adjacency)

@@ -78,11 +78,13 @@ class DPFedAvg(Strategy):
         population_size, whoever replies, and no more nodes may be connected.
       target_epsilon, delta, clip_norm: short for mechanism=CentralGaussian(target_epsilon=..., delta=...,
         clipping=AdaptiveClipping(norm=clip_norm)). Without a delta it is 1e-5, without a clip norm it is searched for.
-      mechanism: `discreet.CentralGaussian` or `MaskedGaussian`: noise, budget, clipping, accountant, for these three.
+      mechanism: `discreet.CentralGaussian`, `MaskedGaussian` or `CorrelatedNoise`: noise, budget, clipping, accountant,
+        for the three above.
       population_name: of the population whose account the run charges; given with `account`.
       account: a file, made by `discreet ledger create`: what all runs over the population have spent. It is charged
         before the run's own ledger, and the budget of the mechanism then holds over all runs together.
-      sampling: "poisson"; "fixed", that share of the population without replacement; "everyone", with fraction_train=1.
+      sampling: "poisson"; "fixed", that share of the population without replacement; "everyone", with fraction_train=1;
+        "cyclic", with mechanism=CorrelatedNoise(groups=...).
       server_optimizer: `discreet.ServerSGD(learning_rate, momentum)`, as FedAvgM; `ServerAdam(eta, beta_1, beta_2,
         tau)`, as FedAdam; or `ServerYogi`, as FedYogi. None: the step of FedAvg.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".

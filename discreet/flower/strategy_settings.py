@@ -74,6 +74,23 @@ class MaskedGaussian(CentralGaussian):
     threshold: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedNoise(CentralGaussian):
+    """Nodes take turns, and the server's noise is correlated over rounds (`discreet.mechanisms.correlated_noise`): for
+    whoever sees which nodes are asked, too. With sampling="cyclic", or "everyone", for which it wins nothing.
+
+    Attributes:
+      clipping: `FixedClipping`.
+      groups: how many take turns: a node, by its number, is in one of them, and is asked at most every so many rounds.
+      correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
+      bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
+    """
+
+    groups: int | None = None
+    correlation: str = "bsr"
+    bandwidth: int | None = None
+
+
 @dataclass(frozen=True)
 class PrivateEvaluation:
     """Clients rate the model on data of their own, and what they say is noised and paid for: of `DPFedAvg`.
@@ -104,7 +121,10 @@ REFUSED = {
 }
 # What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other steps.
 HINTS = {
-    **{each.name: ": it is one of the mechanism, such as CentralGaussian({}=...)" for each in fields(MaskedGaussian)},
+    **dict.fromkeys(
+        (each.name for kind in (MaskedGaussian, CorrelatedNoise) for each in fields(kind)),
+        ": it is one of the mechanism, such as CentralGaussian({}=...)",
+    ),
     "proximal_mu": ': clients read it from start(train_config=ConfigRecord({{"proximal-mu": ...}}))',
     **dict.fromkeys(
         ("eta", "beta_1", "beta_2", "tau"), ": give server_optimizer=discreet.ServerAdam({}=...) or ServerYogi"
@@ -118,10 +138,13 @@ GIVEN = {
     "sampling.population_size": "population_size",
     "sampling.population_name": "population_name",
     "sampling.min_nodes": "min_available_nodes",
+    "sampling.groups": "groups",
     "data.num_clients": "population_size",
     **{f"privacy.{name}": name for name in ("delta", "accountant", "noise")},
     **{f"privacy.user.{name}": name for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")},
     "privacy.user.account": "account",
+    "privacy.user.correlation.kind": "correlation",
+    "privacy.user.correlation.bandwidth": "bandwidth",
     **{f"privacy.secure.{name}": name for name in ("dropouts", "colluding", "threshold")},
 }
 # What messages call these, the settings of other values and those of `start`; with `rounds` where it is a setting.
@@ -172,7 +195,7 @@ def _refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
             hint = HINTS.get(name, f"; did you mean {close[0]}?" if close else "").format(name)
             raise TypeError(f"DPFedAvg has no argument {name}{hint}")
     least, available = flower.get("min_train_nodes", 0), given["min_available_nodes"]
-    everybody = given["fraction_train"] == 1 and given["sampling"] != "fixed"
+    everybody = given["fraction_train"] == 1 and given["sampling"] in ("poisson", "everyone")
     if least != 0 and not (everybody and least <= available):
         raise ConfigError(
             f"min_train_nodes must be 0 (got {least}): each node is drawn by itself, so a cohort may be small or even "
@@ -199,7 +222,8 @@ def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
         delta = {} if given["delta"] is None else {"delta": given["delta"]}
         return CentralGaussian(target_epsilon=epsilon, clipping=AdaptiveClipping(given["clip_norm"]), **delta)
     if not isinstance(mechanism, CentralGaussian):
-        raise ConfigError(f"mechanism must be a CentralGaussian or a MaskedGaussian (got {type(mechanism).__name__})")
+        kinds = "CentralGaussian, CorrelatedNoise or MaskedGaussian"
+        raise ConfigError(f"mechanism must be a {kinds} (got {type(mechanism).__name__})")
     for name in ("target_epsilon", "delta", "clip_norm"):
         if given[name] is not None:
             raise ConfigError(f"{name} and mechanism are both given: the mechanism has its own")
@@ -214,8 +238,8 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
       TypeError: there is no such argument.
     """
     _refuse_what_is_not_private(given)
-    if given["sampling"] == "everyone" and given["fraction_train"] != 1:
-        raise ConfigError(f"fraction_train must be 1 with sampling=everyone (got {given['fraction_train']})")
+    if given["sampling"] in ("everyone", "cyclic") and given["fraction_train"] != 1:
+        raise ConfigError(f"fraction_train must be 1 with sampling={given['sampling']} (got {given['fraction_train']})")
     mechanism = _mechanism(given)
     asked, masked = {**given, **asdict(mechanism)}, isinstance(mechanism, MaskedGaussian)
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
+from discreet.mechanisms.kept import Kept, KeptInMemory
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
 
@@ -181,6 +182,7 @@ class Round:
       source: of the noise.
       charge: is called with the event before noise is added to anything, or a sum is opened: it writes the ledger.
       answers: the empty sum of the answers to a query; None in a round without one.
+      kept: by the rounds before it.
     """
 
     number: int
@@ -190,6 +192,7 @@ class Round:
     source: RandomSource
     charge: Callable[[DpEvent], None]
     answers: Answers | None = None
+    kept: Kept = field(default_factory=KeptInMemory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +243,10 @@ class ServerRelease(Protocol):
     @property
     def sum_noise(self) -> float:
         return 0.0
+
+    def event_of(self, number: int) -> DpEvent | None:
+        """The event of round `number`, from 1 on."""
+        return self.event
 
     def norm(self, clip_norm: float) -> float:
         """The bound on a client's part in a sum, in a round with this clip norm."""
@@ -297,6 +304,12 @@ class ServerMechanism(Mechanism, Protocol):
     ) -> DpEvent:
         """The event of one release. `trains`, `rates`: clients are asked for an update, for a rating of the model."""
 
+    def first_rounds(
+        self, noise_multiplier: float, count: int, *, sizes: Sizes = PLANNED
+    ) -> tuple[tuple[DpEvent, int], ...]:
+        """The events of the first `count` rounds that rate nothing, each with how often it is charged."""
+        return ((self.event(noise_multiplier, sizes=sizes), count),)
+
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> ServerRelease:
         """The release of rounds. `rates`: of those in which clients also rate the model."""
 
@@ -338,7 +351,7 @@ def releases_of(
     joined, alone = run.evaluation.ratings(rounds)
     releases = [
         (run.statistics.event, int(run.asks_of_data)),
-        (mechanism.event(noise_multiplier, sizes=sizes), rounds - joined),
+        *mechanism.first_rounds(noise_multiplier, rounds - joined, sizes=sizes),
     ]
     if joined:
         releases.append((mechanism.event(noise_multiplier, rates=True, sizes=sizes), joined))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from discreet.mechanisms.central_gaussian import CentralGaussian
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.laplace_step import LaplaceStep
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LocalNoise
@@ -13,12 +14,12 @@ from discreet.mechanisms.masked_gaussian import MaskedGaussian
 from discreet.mechanisms.masked_step import MaskedStep
 from discreet.mechanisms.mechanism import AnswerNoise, Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, LOCAL, PLAIN, SECURE, USER
+from discreet.settings.privacy import CORRELATED, EXAMPLE, LOCAL, PLAIN, SECURE, USER
 from discreet.settings.rules import ConfigError
 
 Made = Mapping[str, Callable[[ClientSettings], Mechanism]]
 
-BY_AGGREGATION: Made = {PLAIN: CentralGaussian, SECURE: MaskedGaussian}
+OF_USERS: Made = {PLAIN: CentralGaussian, SECURE: MaskedGaussian, CORRELATED: CorrelatedNoise}
 OF_EXAMPLES: Made = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
 BY_KIND: Made = {"none": LocalNoise, "gaussian": LocalNoise, "laplace": LocalNoise, "laplace_step": LaplaceStep}
 
@@ -31,7 +32,7 @@ def is_on(run: ClientSettings, guarantee: str) -> bool:
 def guarantees_of(run: ClientSettings) -> tuple[Mechanism, Mechanism, Mechanism]:
     """The mechanism of each of the three guarantees, those that are off included."""
     return (
-        BY_AGGREGATION[run.user.aggregation](run) if run.user.mechanism is None else _own(run.user.mechanism)(run),
+        OF_USERS[run.user.law](run) if run.user.mechanism is None else _own(run.user.mechanism)(run),
         OF_EXAMPLES[run.example.aggregation](run),
         BY_KIND[run.local.kind](run),
     )

@@ -44,9 +44,11 @@ UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real
 
 @dataclass(frozen=True)
 class DPClient(NumPyClient):
-    """A client as Flower knows them: a node, or a virtual client of a simulation. `node_config`: as Flower has it."""
+    """A client as Flower knows them: a node, or a virtual client of a simulation. `node_config`, `node_id`: as Flower
+    has them."""
 
     node_config: Mapping[str, object]
+    node_id: int | None = None
 
     def fit(self, parameters: list[Floats], config: Mapping[str, object]) -> tuple[list[Floats], int, dict[str, Any]]:
         """One round of local training, or of rating a model.
@@ -69,7 +71,7 @@ class DPClient(NumPyClient):
         request = request_of(config)
         _log_of_node(request.virtual is not None)
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
-        reply = client_of(request, self.node_config).answer(request, params)
+        reply = client_of(request, self.node_config, self.node_id).answer(request, params)
         if request.virtual is None:
             _say_spent(reply)
         answers = [] if reply.answer is None else [reply.answer.numpy()]
@@ -100,7 +102,7 @@ def _work(message: Message, context: Context) -> RecordDict:
         _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
         return answer_masking(message.content, context.node_config, work=lambda: _masked_work(message, context))
     config, params = read_content(message.content)
-    arrays, _, numbers = DPClient(context.node_config).fit([params], config)
+    arrays, _, numbers = DPClient(context.node_config, context.node_id).fit([params], config)
     return encode_arrays(arrays, numbers)
 
 

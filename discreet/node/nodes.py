@@ -22,7 +22,7 @@ from discreet.models.models import OWN, model_for
 from discreet.node.account import Refused, accounts_of
 from discreet.node.client import Client
 from discreet.node.node_data import node_table
-from discreet.node.policy import ClientPolicy, policy_from
+from discreet.node.policy import ClientPolicy, check_turn, policy_from
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.protocol.messages import TrainRequest
 from discreet.protocol.simulation_ticket import is_simulations
@@ -33,7 +33,7 @@ from discreet.settings.data import DataConfig
 logger = logging.getLogger("discreet.client")
 
 
-def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> Client:
+def client_of(request: TrainRequest, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
     """The client that a request is for: the virtual one that it names, or the node that it has come to.
 
     A virtual client is made only in a simulation: where the simulation's ticket is found, and nothing is configured but
@@ -44,7 +44,7 @@ def client_of(request: TrainRequest, node_config: Mapping[str, object]) -> Clien
     """
     virtual = request.virtual
     if virtual is None:
-        return node_client(request, node_config)
+        return node_client(request, node_config, node_id)
     if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
         raise Refused("the train request names a virtual client, and this node is no simulation's")
     torch.set_num_threads(1)  # Flower's simulation has a process for each core
@@ -64,9 +64,9 @@ def virtual_client(request: TrainRequest) -> Client:
     return Client(model_of(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
 
-def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Client:
+def node_client(request: TrainRequest, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
     """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy. What a request says
-    of virtual clients is not read here.
+    of virtual clients is not read here. `node_id`: the number by which the server knows it.
 
     Raises:
       Refused: the node has no data, or no ledger although one is needed, its policy can't be read, or the run has code
@@ -83,6 +83,8 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object]) -> Cli
         if OWN in (name or "") and (folder is None or getattr(read_description(folder), kind) != name):
             raise Refused(f"{key}={name} is not the {kind} that this node's data.toml allows")
     accounts, policy = accounts_of(run, None, node_config) if accounts_itself(run) else None, policy_from(node_config)
+    if request.work.trains:
+        check_turn(policy, run, request.round, node_id)
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)

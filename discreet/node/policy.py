@@ -13,6 +13,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.mechanisms.mechanism import least_noise, releases_of, terms_of
 from discreet.mechanisms.mechanism_table import guarantees_of, masked_mechanism, server_mechanism
 from discreet.node.account import Budget, Refused
+from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES, SECURE, USER
 from discreet.settings.ranges import Rule, at_least
@@ -21,7 +22,7 @@ from discreet.settings.rules import check_value, require
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-WHOLE = ("public-num-examples", "min-colluding", "min-summands")
+WHOLE = ("public-num-examples", "min-colluding", "min-summands", "min-groups")
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
 RANGES = {
@@ -32,6 +33,7 @@ RANGES = {
     "public-num-examples": at_least(1),
     "min-colluding": at_least(0),
     "min-summands": at_least(0),
+    "min-groups": at_least(0),
 }
 
 
@@ -51,6 +53,8 @@ class ClientPolicy:
         as the run says.
       min_colluding: how many nodes a run under secure aggregation must expect to work with the server.
       min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
+      min_groups: how many groups of clients must take turns, at least; the node then trains in its own turn alone. 0:
+        it trains whenever it is asked.
     """
 
     min_noise_multiplier: float = 0.0
@@ -60,6 +64,7 @@ class ClientPolicy:
     public_num_examples: int | None = None
     min_colluding: int = 0
     min_summands: int = 0
+    min_groups: int = 0
 
     def __post_init__(self) -> None:
         for key, rule in RANGES.items():
@@ -132,6 +137,11 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
+    if run.user.groups < policy.min_groups:
+        raise Refused(
+            f"the policy of this client requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run "
+            f"has sampling.kind={run.user.sampling} and {run.user.groups}"
+        )
     masked = masked_mechanism(run) is not None
     if SECURE in policy.require and not masked:
         raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
@@ -158,6 +168,14 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
                 f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
                 f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
             )
+
+
+def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: int | None) -> None:
+    """Refuses to train out of turn, with `min_groups`: the node's turn follows from its own number, as the server finds
+    it too. `node_id`: None if it is not known."""
+    groups = run.user.groups
+    if policy.min_groups and not (node_id is not None and in_turn(node_id, number, groups=groups)):
+        raise Refused(f"round {number} is not the turn of this client, which its policy keeps to ({groups} groups)")
 
 
 def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:

@@ -64,7 +64,7 @@ class Grid:
 
         Each is the correct rounding of a Gaussian made from two 127-bit uniforms. A stddev of 0 gives zeros.
         """
-        return _rounded(count, stddev / self.step, source, first=_first_normal, second=_second_normal)
+        return _rounded(count, stddev / self.step, source, first=first_normal, second=second_normal)
 
     def laplace(self, count: int, scale: float, source: RandomSource) -> Tensor:
         """`count` Laplace values of `scale` (in the units of the data): otherwise as `gaussian`."""
@@ -160,7 +160,7 @@ def _rounded(count: int, scale: float, source: RandomSource, *, first: _FirstLoo
     return noise
 
 
-def _first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
+def first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
     """Box and Muller's values, each off by at most 2^-43.9, and which have a radius word too near an end for that.
 
     For a radius uniform u in [2^-20, 1 - 2^-20], so that R = sqrt(-2 ln u) is in [2^-9.5, 5.3]: the float u
@@ -173,7 +173,7 @@ def _first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
     return box_muller(words), near_end.repeat(2)
 
 
-def _second_normal(words: Tensor, index: int, key: bytes) -> Decimal:
+def second_normal(words: Tensor, index: int, key: bytes) -> Decimal:
     """R * cos(angle), or sin, for u = (127 bits + 1/2) / 2^127 and angle = 2 pi (128 bits + 1/2) / 2^128."""
     half = len(words) // 2
     pair = index % half

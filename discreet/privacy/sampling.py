@@ -53,6 +53,13 @@ def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomS
     return [node_ids[index] for index in source.permutation(len(node_ids))[:cohort_size].tolist()]
 
 
+def in_turn(client: int, number: int, *, groups: int) -> bool:
+    """True if round `number`, from 1 on, is the turn of a client: of that of the `groups` that its own number names,
+    whoever else there is. Without randomness and so without amplification: what counts is that turns are so far apart.
+    """
+    return client % groups == (number - 1) % groups
+
+
 def _check_distinct(node_ids: Sequence[int]) -> None:
     if not isinstance(node_ids, range) and len(set(node_ids)) != len(node_ids):
         raise ValueError("node_ids must be distinct: a node that appears twice would count twice")

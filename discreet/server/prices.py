@@ -11,6 +11,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 
 from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.calibration import noise_multiplier_for_epsilon, rounds_within
+from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, best_bandwidth, running_sum_noise, sensitivity
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.settings.privacy import SecureConfig
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
 
 PURE = "pure"  # epsilon at delta 0, which adds up
+MOST_TURNS = 4096  # rounds of correlated noise that are looked at
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,61 @@ class Price:
 
 
 @dataclass(frozen=True)
+class TurnPrice:
+    """A `Price` of clients that take turns, with noise of one kind that is correlated over rounds; `groups`: of them.
+
+    The noise multiplier is that of each round's own noise, over the clip norm.
+    """
+
+    groups: int
+    kind: str
+    adjacency: str
+    accountant: str = PLD
+
+    @property
+    def sampling(self) -> str:
+        """The way in words."""
+        return f"cyclic, {self.kind}" if self.kind != NONE else "cyclic, independent"
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        """As `Price.epsilon`."""
+        run = noise / self._sensitivity(rounds)
+        return PrivacyLedger().record(GaussianDpEvent(run)).epsilon(delta, self.accountant)
+
+    def noise(self, epsilon: float, rounds: int, delta: float) -> float:
+        """As `Price.noise`."""
+        run = noise_multiplier_for_epsilon(
+            epsilon, make_event=GaussianDpEvent, count=1, delta=delta, accountant=self.accountant
+        )
+        return run * self._sensitivity(rounds)
+
+    def rounds(self, noise: float, epsilon: float, delta: float) -> int:
+        """As `Price.rounds`, with the bandwidth that is best for so many."""
+        if self.epsilon(noise, 1, delta) > epsilon:
+            return 0
+        least, most = 1, 2
+        while self.epsilon(noise, most, delta) <= epsilon:
+            least, most = most, 2 * most
+            if least > MOST_TURNS:
+                raise ValueError(f"more than {MOST_TURNS} rounds fit: not computed")
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if self.epsilon(noise, middle, delta) <= epsilon else (least, middle)
+        return least
+
+    def says(self, noise: float, rounds: int) -> str:
+        """The noise on the running sum of updates, in words."""
+        width = best_bandwidth(self.kind, groups=self.groups, rounds=rounds)
+        found = noise * running_sum_noise(self.kind, width, rounds=rounds)
+        band = f", bandwidth {width}" if self.kind in (BSR, BISR) else ""
+        return f"{self.sampling}{band}: noise on the running sum of updates {found:.4g} clip norms (root mean square)"
+
+    def _sensitivity(self, rounds: int) -> float:
+        width = best_bandwidth(self.kind, groups=self.groups, rounds=rounds)
+        return sensitivity(self.kind, width, groups=self.groups, rounds=rounds)
+
+
+@dataclass(frozen=True)
 class Question:
     """Two of noise, epsilon and rounds: the third is asked for."""
 
@@ -73,12 +130,18 @@ class Question:
         three = {"noise": self.noise, "epsilon": self.epsilon, "rounds": self.rounds}
         return {name: value for name, value in three.items() if value is not None}
 
-    def answer(self, price: Price) -> float:
+    def answer(self, price: Price | TurnPrice) -> float:
         """The third number. Raises ValueError if there is none."""
         asked = price.epsilon if self.epsilon is None else price.noise if self.noise is None else price.rounds
         return asked(**self._given, delta=self.delta)  # type: ignore[arg-type]
 
-    def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:
+    def running_sums(self, prices: Sequence[Price | TurnPrice]) -> list[str]:
+        """The noise on the running sum, in words, of those whose noise is correlated."""
+        turns = [price for price in prices if isinstance(price, TurnPrice)]
+        asked = [(each, self.noise or self.answer(each), self.rounds or int(self.answer(each))) for each in turns]
+        return [each.says(noise, rounds) for each, noise, rounds in asked if rounds]
+
+    def rows(self, prices: Sequence[Price | TurnPrice]) -> list[dict[str, object]]:
         """All prices side by side; the answer of each against the first one, or the reason why there is none."""
         name = "epsilon" if self.epsilon is None else "noise multiplier" if self.noise is None else "rounds"
         rows, first = list[dict[str, object]](), 0.0
@@ -95,7 +158,7 @@ class Question:
         return rows
 
 
-def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price]:
+def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price | TurnPrice]:
     """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size.
 
     Raises:
@@ -130,14 +193,23 @@ def own_price(mechanism: str, population: int, cohort: int) -> Price:
     return Price(mechanism, found.statement().adjacency, RDP if found.only_rdp else PLD, found.event)
 
 
-LOCAL_PRICES = [
+def turn_prices(groups: int, *, adjacency: str) -> list[Price | TurnPrice]:
+    """Clients that take turns, with each kind of noise. Raises ValueError: no groups."""
+    if groups < 1:
+        raise ValueError(f"--groups must be at least 1 (got {groups})")
+    return [TurnPrice(groups, kind, adjacency) for kind in (BSR, BISR, SQRT, NONE)]
+
+
+LOCAL_PRICES: list[Price | TurnPrice] = [
     Price("gaussian, L2", "replace", PLD, GaussianDpEvent),
     Price("laplace, L1", "replace", PLD, LaplaceDpEvent),
     Price("laplace, L1", "replace", PURE, LaplaceDpEvent),
 ]
 
 
-def secure_prices(event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one") -> list[Price]:
+def secure_prices(
+    event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one"
+) -> list[Price | TurnPrice]:
     """Secure aggregation, whose sum has an event, and beside it a server that is trusted to add the same noise."""
     return [
         Price("secure aggregation", "zero-out", RDP, event),

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from discreet.accounting.noise_ratio import noise_ratio
+from discreet.mechanisms.kept import Kept, KeptInMemory
 from discreet.mechanisms.mechanism import Released, Round, ServerRelease
 from discreet.mechanisms.sums import Answers, Replies
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort
+from discreet.privacy.sampling import fixed_size_cohort, in_turn, poisson_cohort
 from discreet.server import server_optimizer
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.state import State
@@ -29,7 +30,8 @@ class CohortSampling:
 
     Attributes:
       kind: `poisson`: each member with `probability`, independently; `fixed`: that share of `population_size` places
-        without replacement, of which only the connected ones can be asked; `everyone`.
+        without replacement, of which only the connected ones can be asked; `everyone`; `cyclic`: one of `groups`
+        groups, one after the other.
       probability: of the Poisson cohort.
       population_size: a public constant.
     """
@@ -37,9 +39,10 @@ class CohortSampling:
     kind: str
     probability: float
     population_size: int
+    groups: int = 1
 
-    def draw(self, members: Sequence[int], source: RandomSource) -> list[int]:
-        """A round's cohort of the connected members; may be empty.
+    def draw(self, members: Sequence[int], source: RandomSource, *, number: int = 1) -> list[int]:
+        """The cohort of round `number`, from 1 on, of the connected members; may be empty.
 
         Raises:
           ValueError: more members than `population_size`: what is accounted would not be what runs.
@@ -49,8 +52,8 @@ class CohortSampling:
                 f"sampling.population_size={self.population_size}, but {len(members)} clients are connected: delta, "
                 "the denominator and the account are those of the declared population"
             )
-        if self.kind == "everyone":
-            return list(members)
+        if self.kind in ("everyone", "cyclic"):
+            return [member for member in members if in_turn(member, number, groups=self.groups)]
         if self.kind == "poisson":
             return poisson_cohort(members, self.probability, source)
         # Absent clients are drawn too and then missed: each one's chance stays cohort_size / population_size.
@@ -73,12 +76,13 @@ class AnswerRelease(Protocol):
 @dataclass(frozen=True)
 class RoundSettings:
     """A round's public constants. `release`: the server's part of the mechanism that protects it. `answers`: how the
-    answers to a query are released; None in rounds that ask for none."""
+    answers to a query are released; None in rounds that ask for none. `kept`: by the mechanism, from round to round."""
 
     expected_cohort: float
     optimizer: ServerOptimizer
     release: ServerRelease
     answers: AnswerRelease | None = None
+    kept: Kept = field(default_factory=KeptInMemory)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
@@ -86,8 +90,8 @@ class RoundSettings:
 
     def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
         """The facts that the release of the round after `state` needs."""
-        answers = self.answers.empty() if self.answers else None
-        return Round(state.round, state.params.numel(), state.clip_norm, self.expected_cohort, source, charge, answers)
+        facts = state.round, state.params.numel(), state.clip_norm, self.expected_cohort
+        return Round(*facts, source, charge, self.answers.empty() if self.answers else None, self.kept)
 
 
 def dp_fedavg_round(

@@ -17,6 +17,7 @@ from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import epsilon_lines, privacy_facts
 from discreet.server.run_folder import ASKED, RunFolder, change_state, check_output, note_interruption, only_writer
+from discreet.server.run_secrets import RunSecrets
 from discreet.server.state import Outcome, State, initial_state
 
 logger = logging.getLogger("discreet")
@@ -119,6 +120,7 @@ def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], 
 def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
     """Writes, last of all, that the run is over, and says what it has spent."""
     change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
+    RunSecrets(run.folder.path).erase()
     if outcome.stopped:
         logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
     for line in epsilon_lines(run.plan, run.ledger, outcome.checkpoint):

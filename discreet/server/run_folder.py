@@ -4,6 +4,7 @@ config.yaml          the configuration, resolved
 asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
 ledger.db            what the guarantee that the server accounts has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
+secrets.safetensors  while the run goes on: the keys of correlated noise (`run_secrets`)
 lock                 held by the one process that writes the run
 status.json          how the run stands: whoever watches can read it at any time
 metrics.csv          a row a round; roc.csv: ROC curves, if clients rate AUC
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -341,11 +343,11 @@ def note_interruption(folder: RunFolder, reason: str) -> int:
     return done.round if done else 0
 
 
-def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
+def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 0o666) -> None:
     """Replaces a file as a whole; after a crash the old or the new content is there if it was flushed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
             file.flush()
             if flush:

@@ -15,7 +15,7 @@ from discreet.settings.privacy import PRIVACY_DRAWS
 def cohort_sampling(plan: Plan) -> CohortSampling:
     """The sampling of a run's cohorts."""
     user = plan.run.user
-    return CohortSampling(user.sampling, user.probability, user.population_size)
+    return CohortSampling(user.sampling, user.probability, user.population_size, user.groups)
 
 
 def round_settings(plan: Plan, *, answers: AnswerNoise | NoisedByClients | None = None) -> RoundSettings:

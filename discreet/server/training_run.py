@@ -24,6 +24,7 @@ from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunStatus, read_status, write_status
 from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
+from discreet.server.run_secrets import RunSecrets
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER
@@ -65,7 +66,8 @@ class TrainingRun:
         on_round: OnRound | None = None,
     ) -> None:
         self.context, self.plan, self.folder, self.ledger = context, context.plan, context.folder, context.ledger
-        self.settings, self.sampling = round_settings(self.plan), cohort_sampling(self.plan)
+        self.settings = replace(round_settings(self.plan), kept=RunSecrets(self.folder.path))
+        self.sampling = cohort_sampling(self.plan)
         self.evaluation = evaluation_plan(self.plan)
         check_exchange(transport, masked=self.settings.release.masked)
         self.transport, self.evaluate, self.on_round = transport, evaluate, on_round or (lambda _: None)
@@ -108,8 +110,9 @@ class TrainingRun:
         if self.ledger.account is None:
             return
         plan, rounds, ratings = self.evaluation, self.plan.run.rounds, list[Charge]()
-        releases = [self._settings_of(number + 1).release for number in range(state.round, rounds)]
-        charges = [Charge(0, USER, "", each.event) for each in releases if each.event is not None]
+        numbers = range(state.round + 1, rounds + 1)
+        events = [self._settings_of(number).release.event_of(number) for number in numbers]
+        charges = [Charge(0, USER, "", event) for event in events if event is not None]
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(state.round, rounds=rounds)))
         logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
@@ -122,8 +125,9 @@ class TrainingRun:
                 return Outcome(state, None)
             try:
                 release = self._settings_of(number).release
-                if release.guarantee is not None and release.event is not None:
-                    self._check_room(release.guarantee, release.event, "the next round")
+                event = release.event_of(number)
+                if release.guarantee is not None and event is not None:
+                    self._check_room(release.guarantee, event, "the next round")
                 state, stats = self._next_round(state)
             except BudgetSpent as spent:
                 return Outcome(state, self.context.says(str(spent)))
@@ -189,7 +193,8 @@ class TrainingRun:
             self.available = self.transport.available_clients()
             source = self.context.source.child("evaluation", last.round)
             stats = ReplyStats(self.finite)
-            replies = self._ask(last, self.sampling.draw(self.available, source.child("cohort")), RATE)
+            cohort = self.sampling.draw(self.available, source.child("cohort"), number=last.round + 1)
+            replies = self._ask(last, cohort, RATE)
             at = plan.joined.of_round(last, source.child("noise"), partial(self._charge, last.round, USER))
             sums = plan.joined.release.rate(stats.accept(replies), at, plan.event)
         except (BudgetSpent, RoundAbandoned) as reason:
@@ -217,7 +222,8 @@ class TrainingRun:
 
     def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""
-        return self.sampling.draw(self.available, self._source(checkpoint.round + 1).child("cohort"))
+        number = checkpoint.round + 1
+        return self.sampling.draw(self.available, self._source(number).child("cohort"), number=number)
 
     def _source(self, number: int) -> RandomSource:
         return self.context.source.child("round", number)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
+from discreet.accounting.correlation import NONE
 from discreet.accounting.events import RDP
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.evaluation import MEANS, EvaluationConfig
 from discreet.settings.privacy import (
+    CORRELATED,
     PLAIN,
     SECURE,
     Accountant,
     Aggregation,
+    CorrelationConfig,
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
     Noise,
@@ -27,6 +30,7 @@ from discreet.settings.training import TaskConfig, TrainingConfig
     sampling="sampling.kind",
     probability="sampling.probability",
     population_size="sampling.population_size",
+    groups="sampling.groups",
 )
 class UserTerms:
     """User-level privacy as the server declares it: the client can check what is declared, not what the server does.
@@ -34,11 +38,12 @@ class UserTerms:
     Attributes:
       noise_multiplier: of a round; None if a target chooses it and it is not resolved yet.
       max_epsilon: the budget that ends the run, at the run's delta; None for none.
-      sampling, probability, population_size: how cohorts are drawn.
+      sampling, probability, population_size, groups: how cohorts are drawn; a client's turn is every `groups` rounds.
       aggregation: plain: the server reads each update. secure: it reads their masked sum alone.
       adaptive: whether each client sends a bit, for a clip norm that adapts.
       count_stddev: as `privacy.user.clip.count_stddev` gives it; None for the default.
       mechanism: the import path of a mechanism from outside; None for one of Discreet's.
+      correlation: of the server's noise over rounds.
     """
 
     enabled: bool = True
@@ -47,10 +52,18 @@ class UserTerms:
     sampling: Sampling = "poisson"
     probability: Probability = 1.0
     population_size: Count = 1
+    groups: Count = 1
     aggregation: Aggregation = PLAIN
     adaptive: bool = True
     count_stddev: NotNegative | None = None
     mechanism: Text | None = None
+    correlation: CorrelationConfig = CorrelationConfig()
+
+    @property
+    def law(self) -> str:
+        """The one of Discreet's mechanisms that is asked for: by the aggregation, and by whether clients take turns."""
+        turns = self.sampling == "cyclic" or self.correlation.kind != NONE
+        return CORRELATED if turns and self.aggregation == PLAIN else self.aggregation
 
     @property
     def secure(self) -> bool:
@@ -111,8 +124,14 @@ class ClientSettings:
                 ("privacy.user.enabled", self.user.enabled, True, "it gives that guarantee"),
                 ("privacy.user.aggregation", self.user.aggregation, PLAIN, "it says by itself what the server reads"),
             )
+            turns = self.user.sampling == "cyclic"
+            require(
+                not turns, "sampling.kind", f"poisson, fixed or everyone {by}: Discreet's own pays for turns", "cyclic"
+            )
             plain = not (self.asks_of_data or self.evaluation.private)
             require(plain, "evaluation.kind", f"public or none {by}, and data.normalise none or public", "private")
+        if self.user.enabled and self.user.mechanism is None:
+            self._check_turns()
         if self.asks_of_data:
             self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
         if self.user.sampling == "fixed" and self.user.enabled:
@@ -135,6 +154,23 @@ class ClientSettings:
         else:
             return
         raise ConfigError(f"{what} needs {rule}")
+
+    def _check_turns(self) -> None:
+        """Raises ConfigError unless noise that is correlated over rounds goes with the other settings."""
+        user, kind = self.user, self.user.correlation.kind
+        rule = "none with poisson or fixed cohorts: its price is for clients that take turns, sampling.kind=cyclic"
+        turns = user.sampling in ("cyclic", "everyone")
+        require(turns or kind == NONE, "privacy.user.correlation.kind", rule, kind)
+        if user.law != CORRELATED:
+            return
+        by = (
+            f"with privacy.user.correlation.kind={kind}" if user.sampling == "everyone" else "with sampling.kind=cyclic"
+        )
+        moving = "fixed: earlier noise, which later noise takes back, was made for one clip norm"
+        require(not user.adaptive, "privacy.user.clip.kind", f"{moving}, {by}", "adaptive")
+        require(self.noise == "grid", "privacy.noise", f"grid {by}: noise is drawn again to the last bit", self.noise)
+        plain = "a rating would ask clients out of their turn"
+        require(not self.evaluation.private, "evaluation.kind", f"public or none {by}: {plain}", "private")
 
     def _check_delta(self) -> None:
         bound = 1 / self.user.population_size

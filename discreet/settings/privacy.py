@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_bandwidth
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER
 from discreet.settings.ranges import (
@@ -31,7 +32,7 @@ GUARANTEES = (USER, EXAMPLE, LOCAL)
 # Which data sets are neighbours at example level.
 ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", "add or remove one example"
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
-PLAIN, SECURE = "plain", "secure"
+PLAIN, SECURE, CORRELATED = "plain", "secure", "correlated"
 SCHEDULES = ("uniform", "geometric")
 _SHARES = list_of(POSITIVE, "round")
 SCHEDULE = Rule(
@@ -178,6 +179,29 @@ class ClipConfig:
         return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
 
 
+@section("privacy.user.correlation.")
+class CorrelationConfig:
+    """The correlation of the server's noise over rounds in which clients take turns.
+
+    Attributes:
+      kind: `none`: independent; `bsr`, `bisr`: the banded square root and the banded inverse square root of the matrix
+        of running sums; `sqrt`: the whole square root (`discreet.accounting.correlation`).
+      bandwidth: of the bands; None for that of the least error over the planned rounds.
+    """
+
+    kind: Annotated[str, one_of(*CORRELATIONS)] = NONE
+    bandwidth: Count | None = None
+
+    def __post_init__(self) -> None:
+        banded = self.kind in (BSR, BISR)
+        rule = f"left out with privacy.user.correlation.kind={self.kind}"
+        require(banded or self.bandwidth is None, "privacy.user.correlation.bandwidth", rule, self.bandwidth)
+
+    def width(self, *, groups: int, rounds: int) -> int:
+        """The bandwidth, given or of the least error."""
+        return best_bandwidth(self.kind, groups=groups, rounds=rounds) if self.bandwidth is None else self.bandwidth
+
+
 @section("privacy.user.")
 class UserPrivacyConfig:
     """User-level privacy, for all data of one client: noise at the server, or with `aggregation=secure` by the clients
@@ -193,6 +217,7 @@ class UserPrivacyConfig:
     mechanism: Text | None = None
     too_noisy: Annotated[str, one_of("refuse", "warn")] = "refuse"
     clip: ClipConfig = ClipConfig()
+    correlation: CorrelationConfig = CorrelationConfig()
 
     def __post_init__(self) -> None:
         _check_level("user", self)

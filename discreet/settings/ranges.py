@@ -67,4 +67,4 @@ Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
 Count = Annotated[int, at_least(1)]
 CountOrZero = Annotated[int, at_least(0)]
 Text = Annotated[str, Field(strict=False)]  # on a command line 2024 is a number, and a folder's name
-Sampling = Annotated[str, one_of("poisson", "fixed", "everyone")]
+Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]

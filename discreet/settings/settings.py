@@ -32,11 +32,13 @@ from discreet.settings.training import FLOWER_APP, ModelConfig, TaskConfig, Trai
 @section("sampling.")
 class SamplingConfig:
     """The draw of a round's cohort. `population_size` is a public constant; by default `data.num_clients`, and never
-    less: delta is held below one in all clients that exist. `population_name` says whose account a run charges."""
+    less: delta is held below one in all clients that exist. `population_name` says whose account a run charges.
+    `groups`: of cyclic cohorts, one of which is asked in each round: client c is in group c modulo `groups`."""
 
     kind: Sampling = "poisson"
     probability: Probability = 0.3
     population_size: Count | None = None
+    groups: Count | None = None
     population_name: Annotated[Text, Rule("a name", str.strip)] | None = None
     min_nodes: Count = 1
 
@@ -131,7 +133,8 @@ class Settings:
     @property
     def sampling_probability(self) -> float:
         """The chance that a client is in a round's cohort."""
-        return 1.0 if self.sampling.kind == "everyone" else self.sampling.probability
+        fixed = {"everyone": 1.0, "cyclic": 1 / (self.sampling.groups or 1)}
+        return fixed.get(self.sampling.kind, self.sampling.probability)
 
 
 def _check_cohort(config: Settings) -> None:
@@ -140,6 +143,12 @@ def _check_cohort(config: Settings) -> None:
             f"sampling.population_size must be at least data.num_clients = {config.data.num_clients}, the clients that "
             f"there are (got {config.population_size}): leave it out, or set data.num_clients"
         )
+    groups, most = config.sampling.groups, config.population_size
+    if config.sampling.kind == "cyclic":
+        rule = f"given with sampling.kind=cyclic, within [1, {most}]"
+        require(groups is not None and groups <= most, "sampling.groups", rule, groups)
+    else:
+        require(groups is None, "sampling.groups", "left out without sampling.kind=cyclic", groups)
     if config.sampling.kind == "fixed":
         name = "sampling.probability * population_size, rounded,"
         check_value(round(config.sampling_probability * config.population_size), name, at_least(1))
@@ -171,10 +180,12 @@ def client_settings(config: Settings) -> ClientSettings:
         sampling=config.sampling.kind,
         probability=config.sampling_probability,
         population_size=config.population_size,
+        groups=config.sampling.groups or 1,
         aggregation=privacy.user.aggregation,
         adaptive=privacy.user.clip.kind == "adaptive",
         count_stddev=privacy.user.clip.count_stddev,
         mechanism=privacy.user.mechanism,
+        correlation=privacy.user.correlation,
     )
     of_run = ("rounds", "task", "training", "evaluation", "normaliser", "statistics")
     of_privacy = ("delta", "accountant", "noise", "example", "local", "secure")

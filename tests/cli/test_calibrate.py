@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 import pytest
 
-from discreet.server.prices import LOCAL_PRICES, masked_sum, sampled_prices, secure_prices
+from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
+from discreet.server.prices import (
+    LOCAL_PRICES,
+    TurnPrice,
+    masked_sum,
+    sampled_prices,
+    secure_prices,
+    turn_prices,
+)
 from discreet.settings.privacy import SecureConfig
 from tests.command import calibrate as main
 
@@ -113,3 +123,35 @@ def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
         assert (f"{found:.4g}", f"{small.own_noise_stddev:.3g}") == (noise, own)
         assert (secure.threshold_of(clients), small.summands) == (int(t), int(h))
         assert [small.bits, large.bits] == [int(bit) for bit in bits]
+
+
+def test_turns_have_the_price_of_one_gaussian_and_less_noise_on_the_running_sum(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["user", "--sampling", "cyclic", "--groups", "28", "--rounds", "100", "--epsilon", "1.71"]) == 0
+    printed = capsys.readouterr().out
+    found = [float(each) for each in re.findall(r"updates ([\d.]+) clip norms", printed)]
+    noise = analytic_gaussian_noise_multiplier(1.71, delta=1e-5)
+    assert found[-1] == pytest.approx(noise * 2 * math.sqrt(101 / 2), rel=1e-3)  # independent noise, four turns
+    assert found[0] / found[-1] <= 0.35
+    assert "cyclic, bsr, bandwidth 28" in printed
+
+
+def test_turns_stand_beside_the_other_ways_of_sampling(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--population", "3383", "--cohort", "120", "--rounds", "100", "--noise", "1.2"]
+    assert main(["user", "--sampling", "cyclic", "--groups", "28", *words]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("cyclic, bisr", "cyclic, independent", "poisson", "everyone", "1.7075"))
+
+
+@pytest.mark.parametrize("price", turn_prices(5, adjacency="add or remove one"), ids=lambda price: price.sampling)
+def test_noise_epsilon_and_rounds_of_turns_answer_each_other(price: TurnPrice) -> None:
+    noise = price.noise(epsilon=8.0, rounds=50, delta=1e-5)
+    assert price.epsilon(noise, 50, 1e-5) == pytest.approx(8.0, rel=1e-3)
+    assert price.rounds(noise, 8.0, 1e-5) >= 50
+    assert price.epsilon(noise, price.rounds(noise, 8.0, 1e-5) + 1, 1e-5) > 8.0
+
+
+@pytest.mark.parametrize("words", [["user"], ["example", "--groups", "3"]], ids=" ".join)
+def test_turns_need_groups_and_the_user_level(words: list[str]) -> None:
+    assert main([*words, "--sampling", "cyclic", "--rounds", "3", "--epsilon", "1"]) != 0

@@ -56,7 +56,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "two targets": ({"target_epsilon": 8.0}, "^target_epsilon and mechanism are both given"),
     "two deltas": ({"delta": 1e-4}, "^delta and mechanism are both given"),
     "two clip norms": ({"clip_norm": 1.0}, "^clip_norm and mechanism are both given"),
-    "another mechanism": ({"mechanism": "gaussian"}, r"^mechanism must be a CentralGaussian or a Masked.* \(got str\)"),
+    "another mechanism": ({"mechanism": "gaussian"}, r"^mechanism must be a CentralGaussian, .* \(got str\)"),
     "another clipping": (noised(clipping="fixed"), r"^clipping must be an AdaptiveClipping or a Fixed.* \(got str\)"),
     "negative noise": (noised(noise_multiplier=-1.0), "^noise_multiplier must be 0 or within"),
     "a word": (noised(noise_multiplier="much"), "^noise_multiplier must be"),

@@ -86,7 +86,7 @@ def test_a_gaussian_is_the_rounding_of_what_mpmath_makes_of_its_words(scale: flo
 def test_radius_words_near_an_end_are_never_decided_by_one_look() -> None:
     radii = torch.tensor([0, 2**43 - 1, 2**43, 2**62, 2**63 - 2**43 + 1, 2**63 - 1])
     unsure = [True, True, False, False, True, True]
-    assert grid._first_normal(radii.repeat(2))[1].tolist() == unsure + unsure
+    assert grid.first_normal(radii.repeat(2))[1].tolist() == unsure + unsure
     signed_words = torch.cat((radii, radii - 2**63))
     assert grid._first_laplace(signed_words)[1].tolist() == ([True] * 2 + [False] * 4) * 2
 
@@ -119,7 +119,7 @@ def test_a_second_look_uses_every_bit_in_every_quarter_turn() -> None:
             uniform = middle(((radius_word & LOW) << 64) + for_radius) / mpmath.mpf(2) ** 127
             angle = mpmath.pi * middle((turn_word << 64) + for_turn) / mpmath.mpf(2) ** 127
             for index, function in ((pair, mpmath.cos), (pair + 32, mpmath.sin)):
-                seen = mpmath.mpf(str(grid._second_normal(words, index, bytes(40))))
+                seen = mpmath.mpf(str(grid.second_normal(words, index, bytes(40))))
                 assert abs(seen - mpmath.sqrt(-2 * mpmath.log(uniform)) * function(angle)) < 1e-70
 
 

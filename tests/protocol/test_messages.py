@@ -102,7 +102,7 @@ ASKED = {
     "task": "huber_delta loss class_weights",
     "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
     "user": "enabled sampling probability population_size aggregation adaptive "
-    "noise_multiplier max_epsilon count_stddev",
+    "noise_multiplier max_epsilon count_stddev groups correlation.kind correlation.bandwidth",
     "evaluation": "kind every cohort share metrics noise_multiplier",
     "example": "enabled aggregation clip_norm noise_multiplier target_epsilon max_epsilon",
     "local": "kind clip_norm schedule epsilon noise_multiplier max_epsilon",
@@ -142,8 +142,8 @@ def changed(change: dict[str, object]) -> RecordDict:
 
 
 UNREADABLE = {
-    "train request has version 4, this client reads version 5": {"version": 4},
-    "train request has version gone, this client reads version 5": {"version": "gone"},
+    "train request has version 5, this client reads version 6": {"version": 5},
+    "train request has version gone, this client reads version 6": {"version": "gone"},
     "unknown setting privacy.example.sampled_twice": {"run.example.sampled_twice": True},
     "unknown setting sampled": {"sampled": True},
     "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {"run.task.class_weights": [1.0, -1.0]},

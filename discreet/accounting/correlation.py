@@ -1,0 +1,124 @@
+"""Noise that is correlated over rounds: its matrices, the sensitivity of a run if clients take turns, and its error.
+
+Round t releases x_t + (C^-1 z)_t: the sum of what clients send and, of independent Gaussians z of standard deviation
+sigma, a combination with which the noise of later rounds takes back a part of what earlier ones added. C is lower
+triangular and Toeplitz, with the first column c_0 = 1, c_1, .. ("factor"); so is C^-1, with w_0 = 1, w_1, ..
+("weights"). What is released determines C x + z and follows from it, so it costs as much as these T Gaussian releases.
+
+Sensitivity. A client in turn every b rounds adds a vector of norm at most 1 (in clip norms) in each of its turns, so
+that C x moves in round t by at most the sum of c_(t-s) over its turns s until t. For coefficients that are not negative
+and never rise, the squares of these moves add up to most, over any first rounds, if the turns are 0, b, 2b, .. (Kalinin
+and Lampert 2024, arXiv 2405.13763, Theorem 2); a turn that is missed makes no move larger. By `moves` of those turns
+the first t rounds cost a client at most a Gaussian of noise multiplier sigma / sqrt(moves_1^2 + .. + moves_t^2).
+
+Each round is charged as a Gaussian of sigma / moves_t: exactly what that prefix costs more than the one before, for
+the squares of 1 / multiplier of Gaussian releases add up. For the clients of another group the move of a single round
+may be larger than the one that is charged, but their first t moves never cost more together. Whatever the releases
+before, the bounds on a client's moves are constants of its group: the rounds are an adaptive composition of Gaussians,
+into which other releases may be mixed.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Series = NDArray[np.float64]
+
+NONE, BSR, BISR, SQRT = "none", "bsr", "bisr", "sqrt"
+CORRELATIONS = (NONE, BSR, BISR, SQRT)
+_ROUNDING = 1 + 2.0**-40  # sensitivities are rounded up by what float64 may lose in them
+
+
+@lru_cache(maxsize=64)
+def factor_and_weights(kind: str, bandwidth: int, rounds: int) -> tuple[Series, Series]:
+    """The first columns of C and of C^-1 for so many rounds, each (rounds,).
+
+    `none`: the identity. `sqrt`: the square root of the matrix of running sums, c_k = binom(2k, k) / 4^k. `bsr`: the
+    first `bandwidth` of these, then 0. `bisr`: its inverse is banded instead, w_k = -c_k / (2k - 1) for k < bandwidth
+    (Kalinin, McKenna, Upadhyay and Lampert 2025, arXiv 2505.12128).
+
+    Raises:
+      ValueError: the coefficients of C are negative or rise somewhere, so that the sensitivity would not be known.
+
+    >>> [round(float(c), 4) for c in factor_and_weights("bsr", 3, 4)[0]]
+    [1.0, 0.5, 0.375, 0.0]
+    """
+    import numpy as np
+
+    if kind not in CORRELATIONS or bandwidth < 1 or rounds < 1:
+        raise ValueError(f"there is no noise of the kind {kind} with bandwidth {bandwidth} for {rounds} rounds")
+    steps = np.arange(1, rounds)
+    root = np.concatenate(([1.0], np.cumprod((2 * steps - 1) / (2 * steps))))
+    band = np.arange(rounds) < (1 if kind == NONE else rounds if kind == SQRT else bandwidth)
+    if kind == BISR:
+        weights = np.where(band, -root / (2 * np.arange(rounds) - 1), 0.0)
+        factor = _inverse(weights)
+    else:
+        factor = np.where(band, root, 0.0)
+        weights = _inverse(factor)
+    if factor.min() < -1e-12 or (np.diff(factor) > 1e-12).any():
+        raise ValueError(f"the coefficients of {kind} noise with bandwidth {bandwidth} are negative or rise")
+    return factor, weights
+
+
+def moves(kind: str, bandwidth: int, *, groups: int, rounds: int) -> Series:
+    """The most by which C x moves in each round with a client of the first group, in clip norms, (rounds,)."""
+    factor, _ = factor_and_weights(kind, bandwidth, rounds)
+    moved = factor.copy()
+    for turn in range(groups, rounds, groups):
+        moved[turn:] += factor[: rounds - turn]
+    return moved * _ROUNDING
+
+
+def sensitivity(kind: str, bandwidth: int, *, groups: int, rounds: int) -> float:
+    """The L2 sensitivity of a run of so many rounds, in clip norms: sigma over it is the noise multiplier of the run.
+
+    >>> round(sensitivity("none", 1, groups=28, rounds=100), 6), round(sensitivity("bsr", 2, groups=2, rounds=4), 6)
+    (2.0, 1.581139)
+    """
+    return math.hypot(*moves(kind, bandwidth, groups=groups, rounds=rounds).tolist())
+
+
+def running_sum_noise(kind: str, bandwidth: int, *, rounds: int) -> float:
+    """The noise on the running sum of updates: the root of its mean square over the rounds, over sigma.
+
+    In round t its variance is the sum of the squares of the first t partial sums of the weights.
+    """
+    _, weights = factor_and_weights(kind, bandwidth, rounds)
+    squares = weights.cumsum() ** 2
+    return math.sqrt(float(squares.cumsum().mean()))
+
+
+def error(kind: str, bandwidth: int, *, groups: int, rounds: int) -> float:
+    """The noise on the running sum, in clip norms, of a run whose noise multiplier is 1."""
+    at_sigma_one = running_sum_noise(kind, bandwidth, rounds=rounds)
+    return sensitivity(kind, bandwidth, groups=groups, rounds=rounds) * at_sigma_one
+
+
+@lru_cache(maxsize=64)
+def best_bandwidth(kind: str, *, groups: int, rounds: int) -> int:
+    """The bandwidth of the least `error`, up to twice the number of groups: beyond it turns overlap ever more.
+
+    >>> best_bandwidth("bsr", groups=28, rounds=100), best_bandwidth("bisr", groups=28, rounds=100)
+    (28, 12)
+    """
+    if kind in (NONE, SQRT):
+        return 1
+    return min(
+        range(1, min(rounds, 2 * groups) + 1), key=lambda width: error(kind, width, groups=groups, rounds=rounds)
+    )
+
+
+def _inverse(series: Series) -> Series:
+    """The first coefficients of 1 / series, as many as are given; the first one is 1."""
+    import numpy as np
+    from scipy.signal import lfilter  # imported here: a client that plans nothing starts without it
+
+    found: Series = lfilter([1.0], series, np.eye(1, len(series))[0])
+    return found

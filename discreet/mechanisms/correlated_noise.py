@@ -1,0 +1,243 @@
+"""DP-FedAvg without secret sampling: clients take turns, and the server's noise is correlated over rounds.
+
+Each round's noise takes back a part of what earlier rounds added (matrix factorisation, DP-FTRL): the running sum of
+updates, which the model is, holds less of it. Matrices, sensitivity and account: `discreet.accounting.correlation`.
+Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin, McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from discreet.accounting.correlation import NONE, SQRT, factor_and_weights, moves, sensitivity
+from discreet.accounting.events import poisson_round_event
+from discreet.ledger.rollback_guard import LedgerError
+from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, runs_and_nodes, unit, who
+from discreet.mechanisms.mechanism import (
+    NOT_COVERED,
+    Released,
+    Round,
+    ServerMechanism,
+    ServerRelease,
+    Slack,
+    Statement,
+)
+from discreet.privacy.sampling import in_turn
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.training import FLOWER_APP
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+    from torch import Tensor
+
+    from discreet.accounting.correlation import Series
+    from discreet.mechanisms.sums import CohortSum, Replies
+    from discreet.privacy.randomness import RandomSource
+
+SPREAD = 4.0  # the grid is for so much more noise than a round's own: the weights of all kinds add up to less in size
+
+
+@dataclass(frozen=True)
+class CorrelatedNoise(ServerMechanism):
+    """All data of one client, from whoever sees the released models and who is asked; the server is trusted."""
+
+    run: ClientSettings
+    guarantee: ClassVar[str] = USER
+    deciding: ClassVar[tuple[str, ...]] = (
+        *("privacy.user.noise_multiplier", "privacy.user.clip.kind", "privacy.user.clip.norm"),
+        *("sampling.groups", "privacy.user.correlation.kind"),
+    )
+
+    def statement(self, *, account: bool = False) -> Statement:
+        groups, foreign = self.run.user.groups, self.run.model == FLOWER_APP
+        turns = f"{groups} public groups in turn, one a round" if groups > 1 else "everybody in every round"
+        asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
+        return Statement(
+            unit=unit(self.run),
+            adjacency=f"add or remove one {who(self.run)}; to whoever sees who takes part: its updates count as zero",
+            trusted="the server, which keeps the keys of earlier noise until the run is over",
+            observer="who sees every released model, and who takes part in which round",
+            mechanism=f"DP-FedAvg with fixed clip norm, {turns}, Gaussian noise on the sum at the server {self._words}",
+            accounting="one Gaussian for all rounds, of the noise over their sensitivity, not amplified; each round is "
+            f"charged as what it adds to those before it{asked}",
+            not_covered=(
+                *NOT_COVERED,
+                *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
+                *runs_and_nodes(self.run, account=account),
+            ),
+        )
+
+    @property
+    def decided(self) -> Mapping[str, object]:
+        return {"privacy.user.correlation.bandwidth": self.bandwidth}
+
+    @property
+    def grid_slack(self) -> Slack | None:
+        from discreet.privacy.correlated_gaussian import combined_slack
+
+        return lambda values, scale: combined_slack(values, scale, terms=self.run.rounds)
+
+    @property
+    def bandwidth(self) -> int:
+        return self.run.user.correlation.width(groups=self.run.user.groups, rounds=self.run.rounds)
+
+    def event(
+        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
+    ) -> DpEvent:
+        """Of the dearest round by itself."""
+        moved = moves(*self._matrix, groups=self.run.user.groups, rounds=self.run.rounds)
+        return _gaussian(noise_multiplier, float(moved.max()))
+
+    def first_rounds(
+        self, noise_multiplier: float, count: int, *, sizes: Sizes = PLANNED
+    ) -> tuple[tuple[DpEvent, int], ...]:
+        """One Gaussian, for all of them."""
+        if not count:
+            return ()
+        moved = sensitivity(*self._matrix, groups=self.run.user.groups, rounds=count)
+        return ((_gaussian(noise_multiplier, moved), 1),)
+
+    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> TurnRelease:
+        user = self.run.user
+        noise = user.noise_multiplier or 0.0
+        turns = *self._matrix, user.groups, self.run.rounds
+        return TurnRelease(self.event(noise), noise, *turns, largest_cohort=user.population_size)
+
+    @property
+    def noise_in_sum(self) -> float:
+        return (self.run.user.noise_multiplier or 0.0) * _length(*self._matrix, self.run.rounds)
+
+    @property
+    def _matrix(self) -> tuple[str, int]:
+        return self.run.user.correlation.kind, self.bandwidth
+
+    @property
+    def _words(self) -> str:
+        kind, band = self._matrix
+        said = {NONE: "independent in each round", SQRT: "correlated over all rounds (square root)"}
+        return said.get(kind, f"correlated over rounds ({kind.upper()}, bandwidth {band})")
+
+
+@dataclass(frozen=True)
+class TurnRelease(ServerRelease):
+    """The server's release: it clips once more, adds up, and adds new noise and noise of earlier rounds, drawn again.
+
+    Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the rounds
+    so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's noise is made
+    once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts off is released
+    again as it was, to the last bit, and nobody is asked for it again. Noise does not depend on who replies.
+
+    Attributes:
+      event: of the dearest round.
+      noise_multiplier: of each round's own noise, over the clip norm; 0 draws none and protects nobody.
+      kind, bandwidth: of the correlation.
+      groups: how many, that take turns.
+      rounds: that are planned.
+      largest_cohort: how many updates a sum on the grid must be able to hold.
+    """
+
+    event: DpEvent
+    noise_multiplier: float
+    kind: str
+    bandwidth: int
+    groups: int
+    rounds: int
+    largest_cohort: int = 2**20
+    exact: ClassVar[bool] = True
+
+    def event_of(self, number: int) -> DpEvent:
+        """Of what the round adds to those before it; nothing in rounds that no client of the first group moves."""
+        moved = moves(self.kind, self.bandwidth, groups=self.groups, rounds=max(number, self.rounds))
+        return _gaussian(self.noise_multiplier, float(moved[number - 1]))
+
+    @property
+    def sum_noise(self) -> float:
+        return self.noise_multiplier * _length(self.kind, self.bandwidth, self.rounds)
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the planned rounds together, in clip norms."""
+        return sensitivity(self.kind, self.bandwidth, groups=self.groups, rounds=self.rounds)
+
+    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
+        from discreet.mechanisms.sums import CohortSum
+        from discreet.privacy.grid import grid_for
+
+        scale = SPREAD * self.noise_multiplier * clip_norm
+        grid = grid_for(clip_norm, num_params, largest_cohort=self.largest_cohort, noise_scale=scale)
+        return CohortSum(num_params, clip_norm, grid)
+
+    def release(self, replies: Replies, at: Round) -> Released:
+        """As `ServerRelease` has it. LedgerError: the keys of earlier noise are not those of the rounds before."""
+        from discreet.mechanisms.sums import take_all
+
+        kept, number = at.kept.load(), at.number + 1
+        done = int(kept["round"]) if kept else 0
+        if done == number:
+            return Released(kept["total"], at.clip_norm, None, int(kept["replies"]))
+        if done != at.number:
+            raise LedgerError(
+                f"the keys of the noise are those after round {done}, and the run goes on after round {at.number}: a "
+                "run that is over does not go on, and one whose keys are lost must begin anew"
+            )
+        total = self.empty(at.num_params, at.clip_norm)
+        take_all(self._in_turn(replies, number), total, at.answers)
+        at.charge(self.event_of(number))
+        keys = self._keys(at.source, kept.get("keys"))
+        noised = self._noised(total, keys)
+        # On disk before it is out, with the key of its noise: this round has no other release.
+        at.kept.save({"total": noised, "keys": keys, "round": _whole(number), "replies": _whole(total.replies)})
+        return Released(noised, at.clip_norm, None, total.replies)
+
+    def _in_turn(self, replies: Replies, number: int) -> Iterator[Any]:
+        """Those of clients whose turn it is; parts were made by this process."""
+        for reply in replies:
+            client = getattr(reply, "client", -1)
+            if client < 0 or in_turn(client, number, groups=self.groups):
+                yield reply
+
+    def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
+        """The keys of this round's noise and of all earlier noise that this or a later round has a part of, uint8
+        (n, 32)."""
+        import torch
+
+        new = torch.frombuffer(bytearray(source.child("update").words(4).tobytes()), dtype=torch.uint8).unsqueeze(0)
+        keys = new if before is None else torch.cat([before, new])
+        used = self._weights(self.rounds).nonzero()[0].max() + 1
+        return keys[-used:]
+
+    def _noised(self, total: CohortSum, keys: Tensor) -> Tensor:
+        import torch
+
+        from discreet.privacy.clipping import GridSum
+        from discreet.privacy.correlated_gaussian import CorrelatedGaussian
+
+        assert isinstance(total.clipped, GridSum)
+        # The newest key is the last one, and its weight the first.
+        parts = tuple(zip(self._weights(len(keys)).tolist(), map(bytes, reversed(keys.tolist())), strict=True))
+        grid, drawn = total.clipped.grid, CorrelatedGaussian(self.noise_multiplier)
+        noised = drawn.add_grid_noise(total.clipped.steps, total.clip_norm, grid=grid, parts=parts)
+        return grid.to_float(noised, torch.float64)
+
+    def _weights(self, rounds: int) -> Series:
+        return factor_and_weights(self.kind, self.bandwidth, rounds)[1]
+
+
+def _gaussian(noise_multiplier: float, moved: float) -> DpEvent:
+    """The event of Gaussian noise on a sum that moves by so many clip norms."""
+    return poisson_round_event(1.0 if moved else 0.0, noise_multiplier=noise_multiplier / (moved or 1.0))
+
+
+def _length(kind: str, bandwidth: int, rounds: int) -> float:
+    """The noise in a late round over each round's own, as if all of it were new."""
+    return math.hypot(*factor_and_weights(kind, bandwidth, rounds)[1].tolist())
+
+
+def _whole(number: int) -> Tensor:
+    import torch
+
+    return torch.tensor(number)

@@ -1,0 +1,111 @@
+"""Gaussian noise that is a combination of a round's own noise and of earlier rounds', which is drawn again from keys.
+
+Each round's noise is the stream of one key, so that none is stored: a vector is drawn in pieces, whatever the number
+of rounds. On the grid the combination of exact Gaussians is rounded once, as `discreet.privacy.grid` rounds a single
+one: the release x + round(y) = round(x + y) is that of the real-valued mechanism, rounded. What is drawn is a function
+of the keys alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+
+import torch
+from torch import Tensor
+
+from discreet.accounting.events import check_noise_multiplier
+from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, grid_slack, second_normal
+from discreet.privacy.randomness import CHUNK, RandomSource, signed
+
+KEY_WORDS = 4  # of a round's stream, before its noise: a key for more bits
+ADDING = 2.0**-48  # bound on the rounding of one term and of the sum so far, for weights that add up to 1
+Parts = Sequence[tuple[float, bytes]]  # the weight of a round's noise, and the key that it is drawn from
+
+
+@dataclass(frozen=True)
+class CorrelatedGaussian:
+    """The Gaussian mechanism with noise sum_j weight_j z_j: independent z_j of stddev noise_multiplier * sensitivity.
+
+    A noise multiplier of 0 protects nobody.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+
+    def stddev(self, sensitivity: float) -> float:
+        """Standard deviation of each z_j for an L2 `sensitivity` > 0, in its units, rounded up; 0 without noise."""
+        return self.noise_multiplier and math.nextafter(self.noise_multiplier * sensitivity, math.inf)
+
+    def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, parts: Parts) -> Tensor:
+        """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, this round's own among them."""
+        if total.dtype != torch.int64:
+            raise TypeError(f"total must be int64 on a grid, not {total.dtype}")
+        return combined(total.numel(), self.stddev(sensitivity) / grid.step, parts).add_(total)
+
+
+def combined(count: int, scale: float, parts: Parts) -> Tensor:
+    """round(scale * sum of weight * z), int64 (count,): each z is the exact Gaussians (count,) of its key.
+
+    The float value of each sum is off by at most scale * sum |weight| * (ERROR + ADDING * len(parts)). If that could
+    reach a rounding boundary the sum is computed again in decimal arithmetic of 140 digits.
+
+    Raises:
+      ValueError: the weights make noise of more than 2^32 steps.
+    """
+    span = scale * math.fsum(abs(weight) for weight, _ in parts)
+    if not 0 <= span <= LARGEST_SCALE:
+        raise ValueError(f"noise must be in [0, 2^32] steps, not {span}")
+    noise = torch.zeros(count, dtype=torch.int64)
+    if span == 0:
+        return noise
+    doubt = 0.5 - span * (ERROR + ADDING * len(parts))
+    streams = [(weight, *_opened(key)) for weight, key in parts]
+    for start in range(0, count, CHUNK):
+        part = noise[start : start + CHUNK]
+        sums = torch.zeros(len(part) + len(part) % 2, dtype=torch.float64)
+        for weight, source, more in streams:
+            sums.add_(_normal(source, len(sums), more + start.to_bytes(8, "big")), alpha=weight * scale)
+        nearest = sums.round()
+        unsure = sums.sub_(nearest).abs_() >= doubt
+        rounded = nearest.long()
+        for index in unsure[: len(part)].nonzero().flatten().tolist():
+            rounded[index] = _exactly(start, index, len(sums), scale, parts)
+        part.copy_(rounded[: len(part)])
+    return noise
+
+
+def combined_slack(num_params: int, stddev_in_steps: float, *, terms: int) -> float:
+    """Bound on the total variation distance between one release of `combined` noise and exact noise, rounded, for
+    weights of at most 1 in size: replace one key's Gaussians after the other, each moves as `grid_slack` says."""
+    return min(1.0, terms * grid_slack(num_params, stddev_in_steps))
+
+
+def _opened(key: bytes) -> tuple[RandomSource, bytes]:
+    source = RandomSource(key, is_secure=True)
+    return source, source.words(KEY_WORDS).tobytes()
+
+
+def _normal(source: RandomSource, count: int, key: bytes) -> Tensor:
+    """The next Gaussians of a stream, float64 (count,), each off by at most ERROR. `key`: for more bits."""
+    words = signed(source.words(count))
+    values, near_end = first_normal(words)
+    for index in near_end.nonzero().flatten().tolist():
+        with localcontext(prec=140):
+            values[index] = float(second_normal(words, index, key))
+    return values
+
+
+def _exactly(start: int, index: int, count: int, scale: float, parts: Parts) -> int:
+    """The rounded sum at an index of the piece of `count` values that begins at `start`."""
+    with localcontext(prec=140):
+        total = Decimal("0.5")
+        for weight, key in parts:
+            source, more = _opened(key)
+            words = signed(source.words(start + count))[start:]
+            total += Decimal(weight) * Decimal(scale) * second_normal(words, index, more + start.to_bytes(8, "big"))
+        return math.floor(total)

@@ -1,0 +1,158 @@
+"""The matrices of correlated noise: closed forms, the sensitivity of every participation, and the error."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from scipy.linalg import sqrtm, toeplitz
+
+from discreet.accounting.correlation import (
+    best_bandwidth,
+    error,
+    factor_and_weights,
+    moves,
+    running_sum_noise,
+    sensitivity,
+)
+
+KINDS = [
+    ("none", 1),
+    ("bsr", 1),
+    ("bsr", 2),
+    ("bsr", 3),
+    ("bsr", 7),
+    ("bisr", 2),
+    ("bisr", 3),
+    ("bisr", 5),
+    ("sqrt", 1),
+]
+kinds = pytest.mark.parametrize(("kind", "bandwidth"), KINDS)
+
+
+def lower(column: np.ndarray) -> np.ndarray:
+    return toeplitz(column, np.zeros(len(column)))
+
+
+def patterns(rounds: int, groups: int) -> Iterator[list[int]]:
+    """Every choice of rounds of which no two are nearer than `groups`: turns that may be missed."""
+    for size in range(rounds + 1):
+        for chosen in itertools.combinations(range(rounds), size):
+            if all(later - sooner >= groups for sooner, later in itertools.pairwise(chosen)):
+                yield list(chosen)
+
+
+def test_the_square_root_is_that_of_the_matrix_of_running_sums() -> None:
+    sums = np.tril(np.ones((12, 12)))
+    factor, weights = (lower(each) for each in factor_and_weights("sqrt", 1, 12))
+    assert np.allclose(factor @ factor, sums)
+    assert np.allclose(factor, np.real(sqrtm(sums)), atol=1e-5)
+    assert np.allclose(factor @ weights, np.eye(12))
+
+
+def test_bands_are_the_first_coefficients_of_the_root_and_of_its_inverse() -> None:
+    root, inverse = factor_and_weights("sqrt", 1, 10)
+    assert root[:4].tolist() == [1, 1 / 2, 3 / 8, 5 / 16]
+    assert inverse[:4] == pytest.approx([1, -1 / 2, -1 / 8, -1 / 16])
+    assert factor_and_weights("bsr", 4, 10)[0].tolist() == [*root[:4], *[0.0] * 6]
+    assert factor_and_weights("bisr", 4, 10)[1] == pytest.approx([*inverse[:4], *[0.0] * 6])
+
+
+@kinds
+def test_the_weights_are_the_inverse_of_the_factor(kind: str, bandwidth: int) -> None:
+    factor, weights = factor_and_weights(kind, bandwidth, 30)
+    assert np.allclose(lower(factor) @ lower(weights), np.eye(30), atol=1e-12)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 50, 400])
+@pytest.mark.parametrize("kind", ["bsr", "bisr"])
+def test_coefficients_never_rise_and_are_not_negative_and_weights_add_up_to_less_than_the_grid_is_for(
+    kind: str, rounds: int
+) -> None:
+    for bandwidth in {*range(1, 41), rounds}:
+        factor, weights = factor_and_weights(kind, bandwidth, rounds)
+        assert factor.min() >= -1e-12
+        assert (np.diff(factor) <= 1e-12).all()
+        assert abs(weights).max() <= 1
+        assert abs(weights).sum() < 4
+
+
+@kinds
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_no_participation_moves_any_first_rounds_by_more_than_their_sensitivity(
+    kind: str, bandwidth: int, groups: int
+) -> None:
+    rounds = 9 if groups == 1 else 11
+    factor = lower(factor_and_weights(kind, bandwidth, rounds)[0])
+    for first in range(1, rounds + 1):
+        found = max(np.linalg.norm(factor[:first, :first][:, pattern].sum(1)) for pattern in patterns(first, groups))
+        wanted = sensitivity(kind, bandwidth, groups=groups, rounds=first)
+        assert wanted == pytest.approx(found, rel=1e-11)
+        assert wanted >= found
+        assert wanted == pytest.approx(math.hypot(*moves(kind, bandwidth, groups=groups, rounds=rounds)[:first]))
+
+
+@kinds
+def test_updates_of_any_directions_move_no_more_than_equal_ones(kind: str, bandwidth: int) -> None:
+    generator, factor = np.random.default_rng(47), lower(factor_and_weights(kind, bandwidth, 12)[0])
+    bound = sensitivity(kind, bandwidth, groups=3, rounds=12)
+    for start in range(3):
+        turns = list(range(start, 12, 3))
+        for _ in range(200):
+            updates = generator.normal(size=(len(turns), 4))
+            updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+            assert np.linalg.norm(factor[:, turns] @ updates) <= bound
+
+
+@kinds
+def test_the_error_is_that_of_the_matrices(kind: str, bandwidth: int) -> None:
+    sums, weights = np.tril(np.ones((20, 20))), lower(factor_and_weights(kind, bandwidth, 20)[1])
+    wanted = np.linalg.norm(sums @ weights) / math.sqrt(20)
+    assert running_sum_noise(kind, bandwidth, rounds=20) == pytest.approx(wanted)
+
+
+def test_independent_noise_has_its_known_error_and_sensitivity() -> None:
+    assert sensitivity("none", 1, groups=28, rounds=100) == pytest.approx(2.0)  # the root of four turns
+    assert error("none", 1, groups=28, rounds=100) == pytest.approx(2 * math.sqrt(101 / 2))
+
+
+@pytest.mark.parametrize("separation", [2, 5, 28])
+def test_columns_of_a_band_as_wide_as_the_turns_are_apart_do_not_meet(separation: int) -> None:
+    rounds = 4 * separation
+    one = sensitivity("bsr", separation, groups=rounds, rounds=rounds)
+    assert sensitivity("bsr", separation, groups=separation, rounds=rounds) == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(("groups", "turns", "most"), [(28, 4, 0.35), (5, 20, 0.54)])
+def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(groups: int, turns: int, most: float) -> None:
+    assert -(-100 // groups) == turns
+    width = best_bandwidth("bsr", groups=groups, rounds=100)
+    share = error("bsr", width, groups=groups, rounds=100) / error("none", 1, groups=groups, rounds=100)
+    assert share <= most
+    others = [("bisr", best_bandwidth("bisr", groups=groups, rounds=100)), ("sqrt", 1)]
+    assert all(
+        error("bsr", width, groups=groups, rounds=100) < error(*each, groups=groups, rounds=100) for each in others
+    )
+
+
+def test_for_one_turn_the_square_root_is_as_good_as_its_published_bound() -> None:
+    """Fichtenberger, Henzinger and Upadhyay 2023 (arXiv 2202.11205): the largest error and the sensitivity are each at
+    most the root of 1 + ln(T) / pi, up to a constant below 1.07, and it is near the best possible there is."""
+    for rounds in (10, 100, 1000):
+        factor, _ = factor_and_weights("sqrt", 1, rounds)
+        bound = 1 + (math.log(rounds) + 0.5772 + math.log(16)) / math.pi
+        assert float(factor @ factor) <= bound
+        assert float(factor @ factor) >= 1 + math.log(rounds) / math.pi
+
+
+def test_with_everybody_in_every_round_correlation_wins_nothing() -> None:
+    assert best_bandwidth("bsr", groups=1, rounds=100) == best_bandwidth("bisr", groups=1, rounds=100) == 1
+
+
+@pytest.mark.parametrize("wrong", [("other", 1, 3), ("bsr", 0, 3), ("bsr", 1, 0)])
+def test_what_is_no_noise_is_refused(wrong: tuple[str, int, int]) -> None:
+    with pytest.raises(ValueError, match="there is no noise of the kind"):
+        factor_and_weights(*wrong)

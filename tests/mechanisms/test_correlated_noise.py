@@ -1,0 +1,393 @@
+"""Clients that take turns, with noise that is correlated over rounds: a run, its account, its keys, and its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent
+from scipy.linalg import toeplitz
+from torch import Tensor
+
+from discreet.accounting.correlation import factor_and_weights, sensitivity
+from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.verdict import judge
+from discreet.ledger.rollback_guard import LedgerError
+from discreet.mechanisms.correlated_noise import TurnRelease
+from discreet.mechanisms.kept import KeptInMemory
+from discreet.mechanisms.mechanism import Round
+from discreet.node.account import Refused
+from discreet.node.nodes import node_client
+from discreet.privacy.correlated_gaussian import CorrelatedGaussian
+from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
+from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainReply, TrainRequest, Work
+from discreet.server.plan import plan_of
+from discreet.server.resuming import asked_settings
+from discreet.server.round import CohortSampling
+from discreet.server.run_folder import RunFolder
+from discreet.server.run_secrets import RunSecrets
+from discreet.server.state import State
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.settings.settings import Settings, client_settings
+from discreet.simulation.in_process import InProcessTransport, simulate
+from tests.command import report
+
+TURNS = (
+    *("sampling.kind=cyclic", "sampling.groups=3", "privacy.user.clip.kind=fixed", "privacy.user.correlation.kind=bsr"),
+    *("rounds=7", "model.name=linear", "data.num_clients=20", "training.epochs=1", "privacy.user.too_noisy=warn"),
+)
+GROUPS, ROUNDS, DELTA = 3, 7, 1e-3
+
+
+def config(*words: str) -> Settings:
+    return load_config([*TURNS, *words])
+
+
+def run(folder: Path, *words: str, **given: Any) -> State:
+    return simulate(config(f"output_dir={folder}", *words), **given).checkpoint
+
+
+def release(
+    noise_multiplier: float = 2.0, *, kind: str = "bsr", bandwidth: int = 3, rounds: int = ROUNDS
+) -> TurnRelease:
+    event = GaussianDpEvent(noise_multiplier)
+    return TurnRelease(event, noise_multiplier, kind, bandwidth, GROUPS, rounds)
+
+
+def at(number: int, kept: KeptInMemory, charge: Callable[..., None] = lambda _: None, size: int = 4) -> Round:
+    return Round(number, size, 0.5, 5.0, seeded_source(7919).child(number), charge, kept=kept)
+
+
+def reply(value: float, client: int = -1, size: int = 4) -> TrainReply:
+    return TrainReply(1, torch.full((size,), value), below=True, client=client)
+
+
+def released(how: TurnRelease, rounds: list[list[TrainReply]], kept: KeptInMemory | None = None) -> list[Tensor]:
+    kept = kept or KeptInMemory()
+    return [how.release(replies, at(number, kept)).total for number, replies in enumerate(rounds)]
+
+
+def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    noise = folder.read_config().privacy.user.noise_multiplier
+    assert noise is not None
+    rows = folder.read_metrics()
+    for number, row in enumerate(rows, 1):
+        moved = sensitivity("bsr", 3, groups=GROUPS, rounds=number)
+        assert analytic_gaussian_noise_multiplier(row["epsilon_user"] or 0.0, delta=DELTA) == pytest.approx(
+            noise / moved, rel=1e-6
+        )
+    assert 7.9 < (rows[-1]["epsilon_user"] or 0) <= 8 * (1 + 1e-9)  # the target, which has chosen the noise
+
+
+def test_a_client_takes_part_in_its_turn_alone(tmp_path: Path) -> None:
+    asked = list[list[int]]()
+    real = InProcessTransport.ask
+
+    def ask(self: InProcessTransport, **given: Any) -> Any:
+        asked.append(list(given["cohort"]))
+        return real(self, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessTransport, "ask", ask)
+        run(tmp_path / "run", "engine=sequential")
+    assert asked == [[client for client in range(20) if client % 3 == number % 3] for number in range(7)]
+
+
+def test_whose_turn_it_is_does_not_depend_on_who_else_is_there() -> None:
+    sampling, source = CohortSampling("cyclic", 1 / 3, 10, 3), seeded_source(7919)
+    members = [3, 4, 6, 7, 900719925474099267]
+    for number in range(1, 7):
+        whole = sampling.draw(members, source, number=number)
+        for gone in members:
+            left = [each for each in members if each != gone]
+            assert sampling.draw(left, source, number=number) == [each for each in whole if each != gone]
+
+
+def test_the_server_counts_nobody_out_of_turn_and_who_misses_it_changes_no_noise() -> None:
+    alone = released(release(), [[], []])
+    with_two = released(release(), [[reply(0.1, 0), reply(0.1, 1)], [reply(0.1, 1), reply(0.1, 2)]])
+    for first, second in zip(alone, with_two, strict=True):
+        assert torch.allclose(second - first, torch.full((4,), 0.1).double(), atol=1e-3)
+
+
+def test_the_sum_has_the_noise_that_the_keys_give(tmp_path: Path) -> None:
+    kept, how = KeptInMemory(), release()
+    rounds = released(how, [[]] * 5, kept)
+    keys = [bytes(key) for key in kept.load()["keys"].tolist()]
+    grid = how.empty(4, 0.5).grid
+    assert grid is not None
+    for number, total in enumerate(rounds, 1):
+        weights = factor_and_weights("bsr", 3, number)[1].tolist()
+        parts = list(zip(weights, reversed(keys[:number]), strict=True))
+        noise = CorrelatedGaussian(2.0).add_grid_noise(torch.zeros(4).long(), 0.5, grid=grid, parts=parts)
+        assert total.equal(grid.to_float(noise, torch.float64))
+
+
+@pytest.mark.parametrize(("kind", "held"), [("bsr", 5), ("sqrt", 5), ("bisr", 3), ("none", 1)])
+def test_no_key_is_kept_longer_than_its_noise_is_used(kind: str, held: int) -> None:
+    kept = KeptInMemory()
+    released(release(kind=kind), [[]] * 5, kept)
+    assert kept.load()["keys"].shape == (held, 32)
+
+
+def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> None:
+    happened = list[str]()
+
+    class Disk(KeptInMemory):
+        def save(self, tensors: Mapping[str, Tensor]) -> None:
+            happened.append("saved")
+            super().save(tensors)
+
+    real = CorrelatedGaussian.add_grid_noise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            CorrelatedGaussian, "add_grid_noise", lambda *a, **b: (happened.append("noised"), real(*a, **b))[1]
+        )
+        release().release([], at(0, Disk(), lambda _: happened.append("charged")))
+    assert happened == ["charged", "noised", "saved"]
+
+
+def test_a_round_that_was_released_is_released_again_to_the_last_bit_and_asks_nobody() -> None:
+    kept = KeptInMemory()
+    first = released(release(), [[reply(0.1)]] * 3, kept)[-1]
+
+    def nobody() -> Any:
+        raise AssertionError("a client was asked for a round that is out")
+        yield
+
+    again = release().release(nobody(), at(2, kept, lambda _: pytest.fail("charged twice")))
+    assert again.total.equal(first)
+    assert again.replies == 1
+
+
+@pytest.mark.parametrize(("number", "rounds"), [(2, 1), (3, 0), (1, 3)])
+def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rounds: int) -> None:
+    kept = KeptInMemory()
+    released(release(), [[]] * rounds, kept)
+    with pytest.raises(LedgerError, match="the keys of the noise are those after round"):
+        release().release(iter([reply(1.0)]), at(number, kept))
+
+
+class Crash(BaseException):
+    """The server dies."""
+
+
+def crashed(folder: Path, number: int, *words: str, where: str = "append_metrics") -> Mapping[str, Tensor]:
+    """The keys of a run whose server dies in a round, after its release and before its row."""
+    real, calls = getattr(RunFolder, where), list[int]()
+
+    def dies(self: RunFolder, *given: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            raise Crash
+        return real(self, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, where, dies)
+        with pytest.raises(Crash):
+            run(folder, *words)
+    return RunSecrets(folder).load()
+
+
+def test_a_run_that_dies_goes_on_with_the_same_noise_and_the_round_that_was_out_is_as_it_was(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", "seed=7919")
+    crashed(tmp_path / "cut", 4, "seed=7919")
+    assert run(tmp_path / "cut", "seed=7919", "resume=true").params.equal(whole.params)
+
+
+def test_no_other_noise_is_drawn_for_a_round_that_was_out(tmp_path: Path) -> None:
+    before, seen = crashed(tmp_path / "cut", 4), list[Mapping[str, Tensor]]()
+    assert int(before["round"]) == 4
+    assert RunFolder(tmp_path / "cut").load_checkpoint().round == 3  # type: ignore[union-attr]
+    run(tmp_path / "cut", "resume=true", on_round=lambda _: seen.append(RunSecrets(tmp_path / "cut").load()))
+    assert seen[0]["total"].equal(before["total"])
+    assert seen[-1]["keys"][:4].equal(before["keys"])
+    assert [int(each["round"]) for each in seen] == [4, 5, 6, 7]
+    spent = RunFolder(tmp_path / "cut").ledger(plan_of(RunFolder(tmp_path / "cut").read_config())).spent("user")
+    assert spent.num_releases == 7  # the round that was out is not charged again
+
+
+def test_a_round_that_dies_before_it_is_out_is_charged_again_and_has_a_new_key(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunSecrets, "save", lambda *_: (_ for _ in ()).throw(Crash()))
+        with pytest.raises(Crash):
+            run(tmp_path / "cut", "privacy.user.max_epsilon=20")
+    assert RunSecrets(tmp_path / "cut").load() == {}
+    run(tmp_path / "cut", "privacy.user.max_epsilon=20", "resume=true")
+    spent = RunFolder(tmp_path / "cut").ledger(plan_of(RunFolder(tmp_path / "cut").read_config())).spent("user")
+    assert spent.num_releases == 8
+
+
+def test_keys_are_for_the_servers_user_alone_and_go_when_the_run_is_over(tmp_path: Path) -> None:
+    path, modes = RunSecrets(tmp_path / "run").path, list[int]()
+    run(tmp_path / "run", on_round=lambda _: modes.append(stat.S_IMODE(path.stat().st_mode)))
+    assert modes == [0o600] * 7
+    assert not path.exists()
+
+
+def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
+    run(tmp_path / "run", "privacy.user.correlation.bandwidth=3")
+    more = asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}", "rounds=9"])
+    with pytest.raises(LedgerError, match="a run that is over does not go on"):
+        simulate(replace(more, privacy=replace(more.privacy, user=replace(more.privacy.user, max_epsilon=99.0))))
+
+
+def test_the_budget_ends_a_run_in_time(tmp_path: Path) -> None:
+    words = ("privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null", "privacy.user.max_epsilon=3")
+    outcome = simulate(config(f"output_dir={tmp_path / 'run'}", *words))
+    fits = [n for n in range(1, 8) if analytic(2 / sensitivity("bsr", 3, groups=3, rounds=n)) <= 3]
+    assert outcome.stopped is not None
+    assert outcome.checkpoint.round == len(fits) < 7
+
+
+def analytic(noise_multiplier: float) -> float:
+    """The epsilon of one Gaussian, by bisection of the noise for an epsilon."""
+    low, high = 0.0, 100.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle)
+            if analytic_gaussian_noise_multiplier(middle, delta=DELTA) <= noise_multiplier
+            else (
+                middle,
+                high,
+            )
+        )
+    return high
+
+
+def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run(tmp_path / "run")
+    user = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][0]
+    assert "3 public groups in turn" in user["mechanism"]
+    assert "correlated over rounds (BSR, bandwidth 3)" in user["mechanism"]
+    assert user["trusted"].startswith("the server")
+    assert user["observer"] == "who sees every released model, and who takes part in which round"
+    assert not [each for each in user["not_covered"] if "amplification" in each or "took part" in each]
+    assert user["floating_point"]["noise"] == "grid"
+    assert 0 < user["floating_point"]["delta_slack"] < 1e-12
+    assert report([str(tmp_path / "run"), "--html", str(page)]) == 0
+    assert "correlated over rounds" in page.read_text()
+
+
+def test_many_clients_at_a_time_are_the_run_of_one_after_the_other(tmp_path: Path) -> None:
+    together = run(tmp_path / "batched", "engine=batched", "seed=7919")
+    alone = run(tmp_path / "one", "engine=sequential", "seed=7919")
+    assert torch.allclose(together.params, alone.params, atol=1e-5)
+
+
+def test_without_correlation_each_round_has_noise_of_its_own(tmp_path: Path) -> None:
+    run(tmp_path / "run", "privacy.user.correlation.kind=none")
+    user = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][0]
+    assert "independent in each round" in user["mechanism"]
+    events = {each["event"].get("noise_multiplier") for each in user["events"]}
+    assert len(events - {None}) == 1  # rounds 1, 4 and 7 move a client of the first group
+    assert sum(each["count"] for each in user["events"] if each["event"]["kind"] == "gaussian") == 3
+
+
+WRONG = {
+    "privacy.user.clip.kind must be fixed: earlier noise": ("privacy.user.clip.kind=adaptive",),
+    "privacy.noise must be grid": ("privacy.noise=float",),
+    "evaluation.kind must be public or none": ("evaluation.kind=private",),
+    "sampling.groups must be given": ("sampling.groups=null",),
+    "sampling.groups must be left out": ("sampling.kind=everyone",),
+    "privacy.user.correlation.kind must be none with poisson": ("sampling.kind=poisson", "sampling.groups=null"),
+    "privacy.user.correlation.bandwidth must be left out": (
+        *("privacy.user.correlation.kind=sqrt", "privacy.user.correlation.bandwidth=3"),
+    ),
+    "sampling.kind must be poisson, fixed or everyone": ("privacy.user.mechanism=tests.mechanisms.signs:Signs",),
+}
+
+
+@pytest.mark.parametrize(("said", "words"), WRONG.items(), ids=WRONG)
+def test_what_does_not_go_with_turns_is_refused(said: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(*words)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("word", ["sampling.groups=4", "privacy.user.correlation.kind=bisr"])
+def test_a_run_that_goes_on_keeps_its_turns_and_its_correlation(word: str, tmp_path: Path) -> None:
+    crashed(tmp_path / "run", 2)
+    with pytest.raises(LedgerError, match="other privacy settings"):
+        run(tmp_path / "run", "resume=true", word)
+
+
+def test_everybody_may_take_part_in_every_round(tmp_path: Path) -> None:
+    words = ("sampling.kind=everyone", "sampling.groups=null", "privacy.user.correlation.bandwidth=2", "rounds=3")
+    run(tmp_path / "run", *words)
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert [row["cohort"] for row in rows] == [20, 20, 20]
+    noise = RunFolder(tmp_path / "run").read_config().privacy.user.noise_multiplier or 0.0
+    moved = np.linalg.norm(np.tril(toeplitz([1, 0.5, 0])).sum(1))
+    assert rows[-1]["epsilon_user"] == pytest.approx(analytic(noise / float(moved)), rel=1e-4)
+
+
+NODE = {"partition-id": 0, "num-partitions": 20}
+
+
+@pytest.mark.parametrize(
+    ("least", "number", "node_id", "said"),
+    [
+        ("4", 1, 6, "requires sampling.kind=cyclic with 4 groups or more"),
+        ("3", 2, 6, "round 2 is not the turn of this client"),
+        ("3", 1, None, "round 1 is not the turn of this client"),
+        ("3", 1, 6, None),
+        ("0", 2, 6, None),
+    ],
+)
+def test_with_a_policy_a_client_keeps_to_its_turn_by_itself(
+    least: str, number: int, node_id: int | None, said: str | None
+) -> None:
+    run = replace(client_settings(config("privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")))
+    asked, node = TrainRequest(number, 0.3, run), NODE | {"min-groups": least}
+    if said is None:
+        assert node_client(asked, node, node_id).answer(asked, torch.zeros(650)).update.shape == (650,)
+        return
+    with pytest.raises(Refused, match=said):
+        node_client(asked, node, node_id).answer(asked, torch.zeros(650))
+
+
+def test_a_client_with_such_a_policy_takes_part_in_no_run_with_other_cohorts() -> None:
+    run = client_settings(load_config(["privacy.user.noise_multiplier=1"]))
+    asked = TrainRequest(1, 0.3, replace(run, data=replace(run.data, num_clients=20)), work=Work())
+    with pytest.raises(Refused, match=r"requires sampling\.kind=cyclic with 2 groups or more"):
+        node_client(asked, NODE | {"min-groups": "2"}, 0).answer(asked, torch.zeros(9610))
+
+
+def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (
+        "data.num_clients=600",
+        "rounds=9",
+        "seed=7919",
+        "evaluation.kind=none",
+        "privacy.user.target_epsilon=null",
+    )
+    asked = config(*words, "privacy.user.noise_multiplier=2")
+    found = experiment_of(asked, Asked(canaries=400, honest=0, runs=2))
+    scores = found.observations[-1].scores
+    shift = (scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std()
+    assert shift == pytest.approx(sensitivity("bsr", 3, groups=3, rounds=9) / 2, abs=0.2)
+    assert not judge(found).refuted
+    real = CorrelatedGaussian.stddev
+    monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)
+    assert judge(experiment_of(asked, Asked(canaries=400, honest=0, runs=2))).refuted
+
+
+def test_noise_is_finite_in_every_kind() -> None:
+    for kind in ("none", "bsr", "bisr", "sqrt"):
+        for total in released(release(kind=kind), [[reply(math.nan)], [reply(math.inf)], [reply(9.0)]]):
+            assert torch.isfinite(total).all()

@@ -1,0 +1,171 @@
+"""Whole runs of clients that take turns, replayed on neighbouring inputs (tests/replay.py), and planted faults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from dp_accounting import DpEvent, GaussianDpEvent
+from torch import Tensor
+
+from discreet.mechanisms import correlated_noise
+from discreet.mechanisms.correlated_noise import TurnRelease
+from discreet.mechanisms.sums import CohortSum
+from discreet.privacy.correlated_gaussian import CorrelatedGaussian
+from discreet.privacy.randomness import RandomSource
+from discreet.protocol.messages import TrainReply
+from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.server_optimizer import ServerSGD
+from discreet.server.state import initial_state
+from tests.replay import Replay, replay
+
+C, Z, GROUPS, ROUNDS, SIZE = 0.5, 1.3, 3, 8, 3
+FAR = torch.tensor([1e30, -1e30, 1e30])
+WILD = {
+    "huge": FAR,
+    "NaN": torch.full((SIZE,), math.nan),
+    "small": torch.full((SIZE,), 0.01),
+    "zero": torch.zeros(SIZE),
+}
+KINDS = [("none", 1), ("bsr", 3), ("bsr", 2), ("bisr", 4), ("sqrt", 1)]
+
+Sent = dict[int, dict[int, Tensor]]  # the updates of each client by its number, in each round in which it replies
+
+
+@dataclass
+class Charges:
+    """The events of a run as the ledger gets them."""
+
+    events: list[DpEvent]
+
+    @property
+    def distance(self) -> float:
+        """Of one Gaussian of noise multiplier 1 / distance, which costs as much as all of them."""
+        found = [each.noise_multiplier for each in self.events if isinstance(each, GaussianDpEvent)]
+        return math.sqrt(math.fsum(1 / each**2 for each in found))
+
+
+def whole_run(how: TurnRelease, charges: Charges) -> Callable[[Sent, RandomSource], list[object]]:
+    """A run: of what clients send to what leaves, but the number of replies."""
+
+    def run(sent: Sent, source: RandomSource) -> list[object]:
+        state, left = initial_state(torch.zeros(SIZE), clip_norm=C), list[object]()
+        settings = RoundSettings(4.0, ServerSGD(0.7, momentum=0.9), how)
+        charges.events.clear()
+        for number in range(1, ROUNDS + 1):
+            replies = [TrainReply(number, update, False, client=each) for each, update in sent[number].items()]
+            state, released = dp_fedavg_round(
+                state, replies, settings, source=source.child(number), charge=charges.events.append
+            )
+            left += [state, replace(released, replies=0)]
+        return left
+
+    return run
+
+
+def runs_of(update: Tensor, client: int = 3, turns: tuple[int, ...] = (1, 4, 7)) -> tuple[Sent, Sent]:
+    """Neighbours: with a client that replies in these rounds, and without it."""
+    other = {number: {(number - 1) % GROUPS: torch.full((SIZE,), 0.1)} for number in range(1, ROUNDS + 1)}
+    both = {number: there | ({client: update} if number in turns else {}) for number, there in other.items()}
+    return both, other
+
+
+def found_in(how: TurnRelease, *neighbours: Sent) -> tuple[Replay, Charges]:
+    charges = Charges([])
+    return replay(whole_run(how, charges), *neighbours), charges
+
+
+def release(kind: str = "bsr", bandwidth: int = 3) -> TurnRelease:
+    return TurnRelease(GaussianDpEvent(Z), Z, kind, bandwidth, GROUPS, ROUNDS)
+
+
+@pytest.mark.parametrize(("kind", "bandwidth"), KINDS)
+@pytest.mark.parametrize("update", WILD.values(), ids=WILD)
+def test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged(kind: str, bandwidth: int, update: Tensor) -> None:
+    both, other = runs_of(update)
+    for pair in ((both, other), (other, both)):
+        found, charges = found_in(release(kind, bandwidth), *pair)
+        assert found.faults == ()
+        assert found.gaussian_distance <= charges.distance * (1 + 1e-9)
+        if update is FAR:  # truncated to the grid, by less than 1 part in 1000
+            assert found.gaussian_distance == pytest.approx(charges.distance, rel=2e-3)
+
+
+@pytest.mark.parametrize(("client", "turns"), [(4, (2, 5, 8)), (5, (3, 6)), (3, (1, 7)), (3, (4,)), (4, (5, 8))])
+def test_other_groups_and_clients_that_miss_a_turn_cost_less(client: int, turns: tuple[int, ...]) -> None:
+    for kind, bandwidth in KINDS:
+        found, charges = found_in(release(kind, bandwidth), *runs_of(FAR, client, turns))
+        assert found.faults == ()
+        assert found.gaussian_distance <= charges.distance * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("turns", [(1, 2), (1, 3, 4, 7), (2, 3)])
+def test_a_client_out_of_its_turn_is_not_counted(turns: tuple[int, ...]) -> None:
+    found, charges = found_in(release(), *runs_of(FAR, 3, turns))
+    assert found.faults == ()
+    assert found.gaussian_distance <= charges.distance * (1 + 1e-9)
+
+
+def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correlated_noise, "in_turn", lambda *_, **__: True)
+
+
+def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = CohortSum.add
+    monkeypatch.setattr(CohortSum, "add", lambda self, rows, below: real(self, torch.cat([rows, rows]), below))
+
+
+def other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TurnRelease._noised
+
+    def noised(self: TurnRelease, total: Any, keys: Tensor) -> Tensor:
+        return real(self, total, torch.cat([keys[:-1] ^ len(keys), keys[-1:]]))
+
+    monkeypatch.setattr(TurnRelease, "_noised", noised)
+
+
+def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TurnRelease._keys
+    monkeypatch.setattr(TurnRelease, "_keys", lambda *given: torch.zeros_like(real(*given)))
+
+
+def noise_by_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TurnRelease._noised
+
+    def noised(self: TurnRelease, total: Any, keys: Tensor) -> Tensor:
+        return real(replace(self, noise_multiplier=self.noise_multiplier / max(1, total.replies)), total, keys)
+
+    monkeypatch.setattr(TurnRelease, "_noised", noised)
+
+
+def fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = correlated_noise.moves
+    monkeypatch.setattr(correlated_noise, "moves", lambda *law, groups, rounds: real(*law, groups=99, rounds=rounds))
+
+
+def independent_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = correlated_noise.moves
+    monkeypatch.setattr(correlated_noise, "moves", lambda kind, width, **given: real("none", 1, **given))
+
+
+def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = CorrelatedGaussian.stddev
+    monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)
+
+
+FAULTS = [
+    *(anybody, counted_twice, other_noise, one_key, noise_by_replies, fewer_turns, independent_account),
+    half_the_noise,
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    turns = (1, 2, 3, 4, 5, 6, 7, 8) if plant is anybody else (1, 4, 7)
+    found, charges = found_in(release(), *runs_of(FAR, turns=turns))
+    assert found.faults or found.gaussian_distance > charges.distance * (1 + 1e-3)
