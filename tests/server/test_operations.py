@@ -23,7 +23,6 @@ from discreet.server.transport import Failure, ReplyStats
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from tests.command import status as status_main
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
 
@@ -49,15 +48,6 @@ def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> Non
     assert datetime.fromisoformat(line["time"]).tzinfo == UTC
 
 
-def test_json_lines_stay_one_line_with_an_exception_and_line_breaks(written: io.StringIO) -> None:
-    try:
-        raise ValueError("a\nb")
-    except ValueError:
-        logging.getLogger("discreet.test").exception("it\nfailed")
-    (line,) = written.getvalue().splitlines()
-    assert "ValueError: a\nb" in json.loads(line)["exception"]
-
-
 def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     facts = status_facts(done)
     assert (facts["state"], facts["round"], facts["rounds"], facts["nodes"]) == ("finished", 2, 2, 4)
@@ -67,18 +57,6 @@ def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     assert epsilon["user"]["left"] == pytest.approx(9 - epsilon["user"]["spent"])
     assert epsilon["example"] is None
     assert "epsilon    example none (off)" in status_lines(done)
-
-
-def test_the_status_command_prints_text_and_json(done: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_main([str(done.path)]) == 0
-    assert "round      2 of 2" in capsys.readouterr().out
-    assert status_main([str(done.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["round"] == 2
-
-
-def test_the_status_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_main([str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
 
 
 def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
@@ -134,13 +112,3 @@ def test_what_the_machine_sets_changes_no_run_that_is_resumed(done: RunFolder, m
     monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
     config = config_of(Context(1, 1, {}, RecordDict(), {"overrides": f"resume=true output_dir='{done.path}'"}))
     assert config == replace(done.read_config(), resume=True)
-
-
-def test_the_environment_chooses_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISCREET_LOG_FORMAT", "json")
-    assert load_config().operations.log_format == "json"
-    monkeypatch.setenv("DISCREET_LOG_FORMAT", "xml")
-    with pytest.raises(ValueError, match="log_format must be one of text, json"):
-        log_to(io.StringIO())
-    with pytest.raises(ConfigError, match=r"operations\.log_format must be one of text, json"):
-        load_config()
