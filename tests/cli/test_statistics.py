@@ -10,8 +10,6 @@ from dp_accounting import GaussianDpEvent
 
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.settings.compose import load_config
-from discreet.simulation.in_process import simulate
 
 SMALL = [
     *("data.name=digits", "data.num_clients=30", "seed=40931"),
@@ -45,13 +43,6 @@ def test_it_is_charged_to_the_ledger_of_its_folder(tmp_path: Path) -> None:
     assert spent.entries == ((GaussianDpEvent(4.0), 1),)
     said = json.loads((tmp_path / "run" / "statistics.json").read_text())["privacy"]["epsilon"]
     assert said == pytest.approx(spent.epsilon(1e-3))
-
-
-def test_the_ledger_of_a_run_pays_for_it_too(tmp_path: Path) -> None:
-    run = ["data.num_clients=30", "rounds=2", "model.name=linear", "privacy.user.noise_multiplier=1"]
-    simulate(load_config([*run, "privacy.user.too_noisy=warn", "seed=40931", f"output_dir={tmp_path / 'run'}"]))
-    assert main(["statistics", "resume=true", f"output_dir={tmp_path / 'run'}"]) == 0
-    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 3
 
 
 @pytest.mark.parametrize(

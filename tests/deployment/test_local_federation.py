@@ -20,7 +20,7 @@ from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Fed
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.server.run_folder import RunFolder, state_of
+from discreet.server.run_folder import RunFolder
 from tests.scripts.living import MARK, default_signals, marked
 
 
@@ -72,19 +72,6 @@ def federation_in_training(run: RunFolder, mark: str) -> Iterator[subprocess.Pop
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.communicate()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
-    run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
-    with federation_in_training(run, mark) as process:
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=RUN_SECONDS)
-        assert process.returncode == 130
-        assert marked(mark) == []
-    assert state_of(run) == "interrupted"
-    go_on = f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
-    assert errors.splitlines()[-1].endswith(go_on)
 
 
 @pytest.mark.slow
