@@ -39,14 +39,6 @@ def shift(experiment: Experiment) -> float:
     return float((scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std())
 
 
-def test_directions_are_orthogonal_unit_vectors_and_scores_are_inner_products_with_them() -> None:
-    canaries = draw_canaries(5, 40, seeded_source(31))
-    rows = torch.stack([canaries.direction(number) for number in range(5)])
-    assert torch.allclose(rows @ rows.T, torch.eye(5, dtype=torch.float64), atol=1e-12)
-    vector = torch.arange(40.0)
-    assert canaries.along(vector) == pytest.approx((rows @ vector.double()).numpy())
-
-
 @pytest.mark.parametrize("noise", ["grid", "float", "secure_sum"])
 @pytest.mark.parametrize("kind", ["adaptive", "fixed"])
 def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str) -> None:

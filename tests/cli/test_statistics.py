@@ -48,12 +48,10 @@ def test_it_is_charged_to_the_ledger_of_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["statistics.of=[mode]"], "statistics.of must be a list of different names of moments, quantiles, targets"),
         (["privacy.user.enabled=false"], "needs privacy.user.enabled=true"),
         (["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], "privacy.example.enabled=false"),
         (["sampling.kind=fixed", "privacy.accountant=rdp"], "needs sampling.kind=poisson or everyone"),
         (["privacy.user.max_epsilon=0.1"], "a larger statistics.noise_multiplier is needed"),
-        (["statistics.low=1", "statistics.high=0"], "statistics.high must be given with statistics.low"),
     ],
 )
 def test_what_it_can_not_do_is_said_in_one_line(

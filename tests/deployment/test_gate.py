@@ -148,31 +148,6 @@ def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_p
     asyncio.run(go())
 
 
-def test_a_node_with_a_slow_line_takes_no_place() -> None:
-    async def go() -> None:
-        slow, rest = Slow(), asyncio.Event()
-        slow.go.set()
-
-        async def body() -> AsyncIterator[bytes]:
-            yield b"a"
-            await rest.wait()
-            yield b"b"
-
-        async with slow.caller() as caller:
-            length = {"content-length": "2"}
-            waiting = [
-                asyncio.create_task(caller.post("/push-object", content=body(), headers=length))
-                for _ in range(2 * AT_ONCE)
-            ]
-            await settle()
-            assert slow.bodies == []
-            assert (await caller.post("/push-object", content=b"quick")).status_code == 200
-            rest.set()
-            assert {answer.content for answer in await asyncio.gather(*waiting)} == {b"ba"}
-
-    asyncio.run(go())
-
-
 def test_a_body_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_proxy, "BODY_SECONDS", 0.1)
 

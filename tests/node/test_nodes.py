@@ -116,12 +116,6 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
-def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
-    with pytest.raises(Refused, match="this node has no data"):
-        node_client(request(run_of(*OFF)), node)
-
-
 def test_a_budget_is_no_more_than_it_says_whatever_delta_the_server_names(tmp_path: Path) -> None:
     # Without a delta of the owner's, a server had 34 rounds of multiplier 1 at delta 0.98 for 4: they cost 41 at 1e-5.
     path = ledger_at(tmp_path / "ledger.db").path

@@ -31,12 +31,6 @@ def refusal(policy: ClientPolicy, run: Settings, **noises: float) -> str:
     return ""
 
 
-def test_every_key_is_read_from_the_node() -> None:
-    node = {"min-noise-multiplier": 1.0, "max-epsilon": "4.0", "max-delta": 1e-5, "require": "user, example"}
-    node |= {"public-num-examples": 300, "min-colluding": 2, "min-summands": "5"}
-    assert policy_from(node) == ClientPolicy(1.0, 4.0, 1e-5, ("user", "example"), 300, 2, 5)
-
-
 def test_the_nodes_own_keys_win_over_the_policy_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     path.write_text(json.dumps({"max-epsilon": 8, "max-delta": 1e-4, "require": ["local"]}))

@@ -17,9 +17,7 @@ from flwr.app import Context, RecordDict
 from discreet.cli.status import status_facts, status_lines
 from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
-from discreet.server.run_folder import RunFolder, RunStatus, only_writer
-from discreet.server.training_run import after_round
-from discreet.server.transport import Failure, ReplyStats
+from discreet.server.run_folder import RunFolder, only_writer
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -57,20 +55,6 @@ def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     assert epsilon["user"]["left"] == pytest.approx(9 - epsilon["user"]["spent"])
     assert epsilon["example"] is None
     assert "epsilon    example none (off)" in status_lines(done)
-
-
-def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
-    status = RunStatus("running", 9)
-    rounds = [
-        (4, [Failure(7, "late", ""), Failure(7, "late", "")]),
-        (3, [Failure(9, "late", ""), Failure(8, "refused", "no")]),
-    ]
-    for number, (nodes, failures) in enumerate([*rounds, (4, list[Failure]())], 1):
-        stats = ReplyStats()
-        stats.miss(failures)
-        status = after_round(status, stats, number=number, nodes=nodes)
-    assert status.failures == {"late": 3, "refused": 1}
-    assert (status.nodes, status.last_failure, status.last_failure_round) == (4, "client 8 refused: no", 2)
 
 
 def test_a_folder_that_has_settings_of_an_earlier_version_opens(done: RunFolder, tmp_path: Path) -> None:

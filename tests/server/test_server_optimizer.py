@@ -99,13 +99,6 @@ def test_an_optimizer_whose_second_moment_was_lost_makes_no_step(ours: ServerOpt
         apply(ours, State(3, torch.zeros(2), torch.ones(2), 1.0), torch.ones(2))
 
 
-def test_a_configuration_has_the_defaults_that_its_page_names() -> None:
-    made = {
-        name: server_optimizer(load_config([f"server.optimizer={name}"]).server) for name in ("sgd", "adam", "yogi")
-    }
-    assert made == {"sgd": ServerSGD(1.0, momentum=0.8), "adam": ServerAdam(), "yogi": ServerYogi()}
-
-
 @pytest.mark.parametrize("how", ["optimizer=sgd", "shrink_with_noise=true", "optimizer=adam", "optimizer=yogi"])
 def test_a_run_that_is_resumed_ends_as_one_that_was_not(how: str, tmp_path: Path) -> None:
     words = [*TINY, f"server.{how}"]
