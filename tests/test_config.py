@@ -18,57 +18,27 @@ from discreet.settings.settings import Settings
 
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
-    "rounds=many": "rounds must be a whole number, at least 1 (got many)",
-    "rounds=0": "rounds must be",
-    "rounds=2.5": "rounds must be a whole number, at least 1 (got 2.5)",
-    "rounds='3'": "rounds must be a whole number, at least 1 (got 3)",
     "rounds=true": "rounds must be a whole number, at least 1 (got True)",
-    "rounds=null": "rounds must be a whole number, at least 1 (got None)",
-    "data.alpha=true": "data.alpha must be a number, within [1e-09, 1e+09] (got True)",
+    "rounds=many": "rounds must be a whole number, at least 1 (got many)",
     "data=3": "data must be a group of settings (got 3)",
     "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a list of numbers within",
     "normaliser.means=[one]": "normaliser.means must be a list of numbers within",
-    "seed=-1": "seed must be",
-    "data.num_clients=0": "data.num_clients must be",
-    "data.partition=dirichlt": "did you mean dirichlet?",
-    "data.alpha=0": "data.alpha must be",
-    "data.alpha=nan": "data.alpha must be",
-    "data.alpha=inf": "data.alpha must be",
-    "data.partition_seed=-1": "data.partition_seed must be",
     "data={partition:sampled,examples_per_client:0}": "data.examples_per_client must be",
     "data.partition=sampled": "data.examples_per_client must be given with data.partition=sampled",
     "data.examples_per_client=3": "data.partition must be sampled with data.examples_per_client (got iid)",
-    "sampling.kind=binomial": "sampling.kind must be one of",
-    "sampling.probability=1.5": "sampling.probability must be within",
     "sampling.probability=0": "sampling.probability must be within (0, 1]",
-    "sampling.population_size=0": "sampling.population_size must be",
     "sampling.population_size=199": "sampling.population_size must be at least data.num_clients = 200",
-    "training.batch_size=0": "training.batch_size must be",
-    "training.learning_rate=nan": "training.learning_rate must be",
-    "training.momentum=1": "training.momentum must be within",
-    "server.round_timeout=0": "server.round_timeout must be",
     "privacy.delta=0.005": "privacy.delta must be below 1 / population_size = 0.005, for instance 0.001 (got 0.005)",
     "data.num_clients=1000": "privacy.delta must be below 1 / population_size = 0.001, for instance 0.0001 (got 0.001)",
-    "training.optimiser=adam": "unknown setting training.optimiser; did you mean training.optimizer?",
     "training.dropout=0.5": "unknown setting training.dropout; there are training.batch_size, training.epochs, ",
-    "training.optimizer=yogi": "training.optimizer must be one of sgd, adam, adamw (got yogi)",
     "training={optimizer:adamw,momentum:0.9}": "training.momentum must be 0 with training.optimizer=adamw (got 0.9)",
-    "training.weight_decay=-1": "training.weight_decay must be 0 or within [1e-09, 1e+09]",
-    "training.schedule=step": "training.schedule must be one of constant, cosine, linear",
-    "privacy.accountant=moments": "privacy.accountant must be one of pld, rdp",
-    "privacy.user.enabled=maybe": "privacy.user.enabled must be true or false (got maybe)",
     "privacy.user.target_epsilon=null": "privacy.user.target_epsilon are both missing",
-    "privacy.user.clip.target_quantile=1": "privacy.user.clip.target_quantile must be within (0, 1)",
     "privacy.example.enabled=true": "privacy.example.target_epsilon are both missing",
     "privacy.local.kind=gaussian": "both missing with privacy.local.kind=gaussian: give one, for instance",
-    "privacy.local.kind=laplace": "privacy.local.epsilon and privacy.local.noise_multiplier",
-    "resume=true": "output_dir must be given with resume=true",
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adam_server, ",
     "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: discreet simulate experiment=",
     "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of each",
     "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
-    "rounds": "rounds is no NAME=VALUE that can be read",
-    "rounds=range(2,5)": "discreet simulate --multirun rounds=range(2,5)",
 }
 
 
@@ -89,13 +59,6 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
         load_config([override])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_noise_and_target_given_together_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"privacy\.user\.noise_multiplier and privacy\.user\.target_epsilon are both given"
-    ):
-        load_config(["privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=2"])
 
 
 def test_a_given_noise_multiplier_takes_the_place_of_the_default_target() -> None:
@@ -159,11 +122,6 @@ def test_the_yaml_tree_says_the_range_of_every_setting(name: str) -> None:
     assert all(word in comments()[name] for word in rule.names or [rule.words])
 
 
-@pytest.mark.parametrize("path", sorted(conf_folder().glob("experiment/*.yaml")), ids=lambda path: path.stem)
-def test_every_experiment_composes(path: Path) -> None:
-    assert load_config([f"experiment={path.stem}"], of_sweep=path.stem.endswith("_sweep")).rounds >= 1
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
@@ -190,10 +148,3 @@ def test_every_entry_point_says_one_line_and_ends_with_code_2(entry: str, tmp_pa
     assert done.returncode == 2
     assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1)"
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("name", ["training.learning_rate", "server.learning_rate", "privacy.user.clip.learning_rate"])
-@pytest.mark.parametrize("value", ["1e30", "0", "-1", "nan", "inf"])
-def test_a_learning_rate_beyond_its_range_is_refused_with_the_range(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} must be within \[1e-09, 10000\] \(got"):
-        load_config([f"{name}={value}"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -33,34 +31,6 @@ def test_the_page_has_every_cell_in_order(tool: ModuleType) -> None:
         found = text.find(tool.source_of(cell), at)
         assert found >= 0, f"run python docs/hooks/notebook_page.py: the page lacks {cell.source[:60]!r}"
         at = found + len(cell.source)
-
-
-def test_it_is_committed_without_outputs(tool: ModuleType) -> None:
-    cells = json.loads(tool.NOTEBOOK.read_text())["cells"]
-    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
-
-
-def code_of(path: Path) -> str:
-    if path.suffix == ".py":
-        return path.read_text()
-    lines = [
-        line for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code" for line in cell["source"]
-    ]
-    return "".join(f"{line.rstrip()}\n" for line in lines if not line.startswith("!"))
-
-
-@pytest.mark.parametrize("file", ["notebooks/ten_minutes.ipynb", "project/tests/test_project.py"])
-def test_what_a_beginner_copies_uses_public_names_alone(file: str) -> None:
-    tree = ast.parse(code_of(ROOT / "examples" / file))
-    imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    used = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "discreet"
-    }
-    assert [name for name in imported if (name or "").startswith("discreet.")] == []
-    assert {"simulate", "ConfigError"} <= used <= {*discreet.__all__}
 
 
 def test_the_page_of_the_package_lists_what_the_package_has() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 import tomllib
@@ -31,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "examples" / "own"
 GUIDE = ROOT / "docs" / "guide" / "models.md"
 MODEL = "examples.own.model:build"
-QUICK = ("rounds=2", "training.epochs=1", "seed=31013")
 
 
 def blocks(language: str) -> list[str]:
@@ -59,43 +57,12 @@ def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch
     assert (tmp_path / "own" / "said.csv").read_text().splitlines()[0].startswith("row,target,prediction")
 
 
-def test_the_clients_are_the_people_of_the_table() -> None:
-    task = load_task("folder", path=str(OWN))
-    assert task.owners is not None
-    assert len(task.owners.unique()) == 300
-    assert (task.shape.input_shape, task.shape.num_classes) == ((4,), 3)
-    assert float(task.train.inputs.abs().max()) <= 1
-
-
 def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
     """A copy of the example's data whose description is changed."""
     folder = tmp_path / "mine"
     shutil.copytree(OWN, folder)
     (folder / "data.toml").write_text(change((OWN / "data.toml").read_text()))
     return folder
-
-
-def without(key: str) -> Callable[[str], str]:
-    return lambda text: re.sub(rf"(?m)^{key} = .*\n", "", text)
-
-
-CLASSES = 'classes = ["rest", "walk", "run"]'
-WRONG = [
-    (lambda text: text.replace(CLASSES, ""), "classes that are words must be listed"),
-    (lambda text: text.replace('"activity"', '"label"'), "has no column or array label"),
-    (lambda text: text.replace("[200, 2, ", "[2, "), "low and high must be one number, or equally many"),
-    (lambda text: text.replace(CLASSES, "num_classes = 1"), "num_classes: Input should be greater than or equal to 2"),
-    (lambda text: text + "num_classes = 3\n", "num_classes and classes are both given"),
-]
-
-
-def test_lines_are_counted_over_empty_ones_and_those_within_quotation_marks(tmp_path: Path) -> None:
-    folder = owns(tmp_path)
-    lines = (folder / "train.csv").read_text().splitlines()
-    rows = [lines[0], "", '"zero\nor 0",5,0.1,70,32,rest', "", *lines[2:5], '"Ann Lee",a lot,0.1,70,32,rest']
-    (folder / "train.csv").write_text("\n".join(rows))
-    with pytest.raises(FolderError, match=r"/train.csv, line 9: the column steps is no finite number$"):
-        load_task("folder", path=str(folder))
 
 
 @pytest.mark.parametrize(
@@ -114,25 +81,6 @@ def test_what_is_wrong_with_a_row_is_said_without_the_row(row: str, said: str, t
         load_task("folder", path=str(folder))
     assert str(error.value) == f"{folder.resolve() / 'train.csv'}, {said}"
     assert error.value.__suppress_context__  # a traceback would show the reader's own message
-
-
-def test_values_outside_the_range_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = owns(tmp_path, lambda text: text.replace("[200, 2, 200, 38]", "[200, 2, 200, 28.5]"))
-    with (folder / "train.csv").open(newline="") as file:
-        rows = [[float(row[name]) for name in ("steps", "swing", "pulse", "warmth")] for row in csv.DictReader(file)]
-    load_task("folder", path=str(folder))
-    ranges = ((0, 200), (0, 2), (40, 200), (28, 28.5))
-    outside = sum(not low <= value <= high for row in rows for value, (low, high) in zip(row, ranges, strict=True))
-    assert f"train.csv: {outside} of {4 * len(rows)} values lie outside low..high" in caplog.text
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG)
-def test_what_is_wrong_with_a_folder_is_said_in_one_line(
-    tmp_path: Path, change: Callable[[str], str], message: str
-) -> None:
-    with pytest.raises(FolderError, match=message) as error:
-        load_task("folder", path=str(owns(tmp_path, change)))
-    assert "\n" not in str(error.value)
 
 
 def test_how_many_classes_occur_is_not_taken_from_the_data(tmp_path: Path) -> None:
@@ -208,36 +156,6 @@ def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(name:
         simulate(load_config(words))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate_main(["data.name=folder", "data.path=/nowhere"]) == 2
-    assert re.fullmatch(r"discreet: /nowhere/data.toml is missing: .*\n", capsys.readouterr().err)
-
-
-def write_rows(path: Path, head: str, *rows: str) -> Path:
-    path.write_text("\n".join([head, *rows]) + "\n")
-    return path
-
-
-def test_predictions_find_columns_by_name_and_scale_them_as_in_training(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["data.name=folder", f"data.path={OWN}", "data.num_clients=50", "model.name=logistic_regression"]
-    simulate(load_config([*QUICK, *words, f"output_dir={run}"]))
-    one = write_rows(tmp_path / "one.csv", "steps,swing,pulse,warmth", "100,0.5,95,33")
-    other = write_rows(tmp_path / "other.csv", "warmth,pulse,swing,steps", "33,95,0.5,100")
-    said = []
-    for file in (one, other):
-        assert predict([str(run), "--data", str(file), "--out", str(tmp_path / "out.csv")]) == 0
-        said.append((tmp_path / "out.csv").read_text())
-    assert said[0] == said[1]
-    named = write_rows(tmp_path / "named.csv", "who,steps,swing,pulse,warmth,activity", "ann,100,0.5,95,33,walk")
-    assert predict([str(run), "--data", str(named), "--out", str(tmp_path / "out.csv"), "--id", "who"]) == 0
-    (line,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
-    assert [*line][:4] == ["row", "who", "target", "prediction"]
-    assert [*line][4:] == ["probability_rest", "probability_walk", "probability_run"]
-    assert (line["row"], line["who"], line["target"]) == ("0", "ann", "walk")
-    assert line["prediction"] == max(("rest", "walk", "run"), key=lambda name: float(line[f"probability_{name}"]))
 
 
 NODE_RUN = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "data.name=folder", "data.num_clients=2")

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import described
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,20 +50,6 @@ def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
         app_folder(installed)
 
 
-@pytest.mark.parametrize("text", ["[tool.other]\n", "not toml"])
-def test_a_conf_beside_another_pyproject_is_none_of_ours(
-    text: str, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (project / "pyproject.toml").write_text(text)
-    monkeypatch.chdir(project)
-    assert load_config().rounds == 30
-
-
-def test_a_conf_that_is_given_is_composed_in_any_folder(project: Path) -> None:
-    assert load_config(conf=project / "conf").rounds == 17
-    assert asked_settings([], conf=project / "conf").rounds == 17
-
-
 def test_in_a_project_an_experiment_of_discreet_is_what_it_is_elsewhere_unless_there_is_an_own_one(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,14 +61,3 @@ def test_in_a_project_an_experiment_of_discreet_is_what_it_is_elsewhere_unless_t
     (project / "conf" / "experiment" / "silos.yaml").write_text("# @package _global_\ndata: {num_clients: 11}\n")
     own = load_config(["experiment=silos"])
     assert (own.rounds, own.data.num_clients) == (17, 11)
-
-
-def test_a_run_of_discreets_experiment_goes_on_in_a_project(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project)
-    asked = load_config(["experiment=silos"])
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.write_config(described(asked))
-    assert asked_settings(["experiment=silos", "resume=true", f"output_dir={folder.path}"]).data == asked.data

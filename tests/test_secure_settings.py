@@ -24,10 +24,8 @@ REFUSED = {
     "sampling.population_size with secure aggregation must be within": ["data.num_clients=2"],
     "privacy.secure.dropouts must be at most 18": ["privacy.secure.dropouts=19"],
     "privacy.secure.threshold must be within .11, 18.": ["privacy.secure.threshold=10"],
-    "privacy.secure.threshold must be within .11, 18. ": ["privacy.secure.threshold=19"],
     "it is empty": ["privacy.secure.dropouts=10"],
     "privacy.user.aggregation must be plain": ["privacy.user.enabled=false"],
-    "privacy.user.aggregation must be one of plain, secure": ["privacy.user.aggregation=secur"],
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,17 +63,6 @@ def test_half_the_noise_of_ratings_is_found_from_outside(
     assert judge(ratings(400, *words)).refuted
 
 
-@OWN_OR_JOINED
-def test_a_sampled_cohort_of_raters_is_not_refuted(words: tuple[str, ...]) -> None:
-    assert not judge(ratings(400, *words, "sampling.kind=poisson", "sampling.probability=0.3")).refuted
-
-
-def test_answers_that_are_charged_as_if_the_update_came_for_nothing_are_found_from_outside() -> None:
-    joined, alone = ratings(400, *JOINED), ratings(2)
-    (seen,), (rated,) = joined.observations, alone.observations
-    assert judge(replace(joined, observations=(replace(seen, claim=rated.claim),))).refuted
-
-
 @pytest.mark.parametrize("noise", ["float", "grid"])
 @pytest.mark.parametrize("of", ["moments", "quantiles,examples"])
 def test_statistics_are_not_refuted_and_show_most_of_what_they_cost(noise: str, of: str) -> None:
@@ -90,16 +78,6 @@ def test_half_the_noise_of_statistics_is_found_from_outside(monkeypatch: pytest.
     assert judge(statistics(ENOUGH, "statistics.noise_multiplier=1")).refuted
 
 
-def test_statistics_that_nothing_pays_for_are_refused() -> None:
-    with pytest.raises(ConfigError, match="an audit of statistics needs"):
-        statistics(ENOUGH, "evaluation.kind=public", "privacy.user.enabled=false")
-
-
-def test_without_private_evaluation_there_is_nothing_to_audit() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.kind must be private"):
-        ratings(ENOUGH, "evaluation.kind=public")
-
-
 @pytest.mark.parametrize("cohort", ["own", "same"])
 def test_ratings_of_a_run_that_would_not_begin_are_not_audited(cohort: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="these settings will not learn"):
@@ -107,8 +85,3 @@ def test_ratings_of_a_run_that_would_not_begin_are_not_audited(cohort: str, tmp_
     account = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people", "seed=null")
     with pytest.raises(ConfigError, match=r"people\.db is missing"):
         ratings(2, f"evaluation.cohort={cohort}", *account)
-
-
-def test_one_release_is_not_enough() -> None:
-    with pytest.raises(ConfigError, match="at least two releases"):
-        ratings(1)

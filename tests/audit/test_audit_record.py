@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 
-from discreet.audit.audit_record import PICTURE, RECORD, write_audit
+from discreet.audit.audit_record import RECORD, write_audit
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
 from discreet.audit.verdict import judge
-from tests.audit.made import gaussian_scores, repeated_scores
+from tests.audit.made import gaussian_scores
 
 CLAIM = Claim(3.139, 1e-3, "add or remove one client")
 EXPERIMENT = Experiment(
@@ -46,20 +45,3 @@ def test_what_is_infinite_or_not_known_is_written_as_json_can(tmp_path: Path) ->
     write_audit(tmp_path, experiment, judge(experiment))
     found = json.loads((tmp_path / RECORD).read_text())["observations"][0]
     assert (found["claimed"], found["estimate"], found["interval"]) == ("inf", None, None)
-
-
-def test_the_picture_counts_both_kinds_and_draws_the_fit(tmp_path: Path) -> None:
-    write_audit(tmp_path, EXPERIMENT, judge(EXPERIMENT))
-    drawn = (tmp_path / PICTURE).read_text()
-    scores = EXPERIMENT.observations[-1].scores
-    assert all(f"{name}: {len(kind)}" in drawn for name, kind in (("in", scores.seen), ("out", scores.unseen)))
-    lines = [path for path in ElementTree.fromstring(drawn).iter() if path.attrib.get("d", "").count("L") > 20]
-    assert len(lines) == 2
-
-
-def test_scores_that_are_all_equal_are_drawn_too(tmp_path: Path) -> None:
-    scores = repeated_scores(np.ones(50), np.ones(50))
-    releases = Releases(1, 1.0, None, CLAIM, repeated=True)
-    experiment = Experiment("none", (Observation("run", CLAIM, scores),), {}, releases)
-    write_audit(tmp_path, experiment, judge(experiment))
-    assert (tmp_path / PICTURE).exists()

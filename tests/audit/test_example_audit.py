@@ -9,7 +9,6 @@ from discreet.audit.verdict import judge
 from discreet.data.examples import Task
 from discreet.server.plan import Plan
 from discreet.server.session import resolve
-from discreet.settings.rules import ConfigError
 from discreet.training import local_training
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
@@ -51,22 +50,3 @@ def test_half_the_noise_of_dp_sgd_is_found_from_outside(
 def test_batches_that_are_larger_than_what_is_accounted_are_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_training, "poisson_sample", lambda size, *, probability, source: source.permutation(size))
     assert judge(audit_examples(*settings(*WHOLE[1:], "training.batch_size=70"), canaries=600)).refuted
-
-
-def test_each_round_is_claimed_by_its_steps() -> None:
-    found = audit_examples(*settings(*SAMPLED, "rounds=3"), canaries=20, rounds=2)
-    assert [seen.name for seen in found.observations] == ["round 1", "round 2", "run"]
-    assert found.settings["steps"] == 2 * 2 * 3
-    assert found.observations[0].claim.epsilon < found.observations[-1].claim.epsilon
-
-
-@pytest.mark.parametrize(
-    ("words", "canaries", "message"),
-    [
-        (("privacy.example.enabled=false",), 5, "privacy.example.enabled must be true"),
-        (("data.num_clients=200",), 50, "client 0 has room for 1 .. 8 canaries"),
-    ],
-)
-def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], canaries: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        audit_examples(*settings(*words), canaries=canaries)

@@ -8,7 +8,6 @@ from discreet.audit.local_audit import audit_local
 from discreet.audit.verdict import judge
 from discreet.privacy import clipping
 from discreet.server.plan import Plan, planned
-from discreet.settings.rules import ConfigError
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
 
@@ -51,15 +50,3 @@ def test_rounds_are_claimed_with_the_noise_of_each_and_add_up() -> None:
     assert [round(seen.claim.epsilon) for seen in found.observations] == [1, 2, 3, 6]
     run = found.observations[-1].scores
     assert run.seen.sum() == pytest.approx(sum(seen.scores.seen.sum() for seen in found.observations[:-1]))
-
-
-@pytest.mark.parametrize(
-    ("words", "rounds", "message"),
-    [
-        (("privacy.local.kind=none", "privacy.local.noise_multiplier=null"), 1, "kind must not be none"),
-        ((), 4, "an audit needs 1 .. 3 rounds"),
-    ],
-)
-def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], rounds: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        audit_local(settings("laplace", *words), releases=ENOUGH, rounds=rounds)

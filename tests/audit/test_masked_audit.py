@@ -23,7 +23,6 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan
 from discreet.server.session import resolve
-from discreet.settings.rules import ConfigError
 from discreet.training.shared_step import shared_step
 from tests.node.clients import config
 
@@ -144,10 +143,6 @@ def data_owner_adds_none(vector: SecureSum, values: Values, request: TrainReques
     return noised - vector.noise(source.child("secure", "step")) if values.update.any() else noised
 
 
-def nobody_adds_any(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
-    return noised_vector(replace(vector, variance=0), values, request, source)
-
-
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -160,11 +155,6 @@ def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(
     fault: MakeVector, words: tuple[str, ...]
 ) -> None:
     assert judge(audit_shared_step(*steps(*words), releases=500, make=fault)).refuted
-
-
-def test_a_shared_step_without_noise_of_clients_is_found_by_what_assumes_nothing() -> None:
-    (run,) = judge(audit_shared_step(*steps(), releases=600, make=nobody_adds_any)).judgements
-    assert run.refuted_by == ("any scores",)
 
 
 def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,18 +184,3 @@ def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:
     _, _, without, within = step_parts(plan, task, 1)
     moved = float(torch.linalg.vector_norm(within.update - without.update))
     assert moved == pytest.approx(step_norm(plan.run), rel=1e-5)
-
-
-@pytest.mark.parametrize("word", ["privacy.example.aggregation=plain", "privacy.example.noise_multiplier=0"])
-def test_what_is_no_shared_step_with_noise_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match="an audit of a shared step needs"):
-        audit_shared_step(*steps(word), releases=2)
-
-
-def test_what_has_no_canary_or_no_noise_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"privacy\.user\.enabled must be true, with noise"):
-        audit_round(users("privacy.user.noise_multiplier=0"), releases=2)
-    with pytest.raises(ConfigError, match=r"evaluation\.kind must be private"):
-        audit_round(users(), releases=2, of_answers=True)
-    with pytest.raises(ConfigError, match="this client has more examples than 16"):
-        audit_shared_step(*steps("training.batch_size=4"), releases=2)

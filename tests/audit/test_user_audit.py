@@ -23,7 +23,6 @@ from discreet.privacy.randomness import seeded_source
 from discreet.server.plan import Plan
 from discreet.server.session import resolve
 from discreet.settings.compose import load_config
-from discreet.settings.rules import ConfigError
 from tests.audit.made import halve_the_noise
 
 EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplier=1")
@@ -38,19 +37,6 @@ def shift(experiment: Experiment) -> float:
     """How far apart the scores in and out are, in standard deviations."""
     scores = experiment.observations[-1].scores
     return float((scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std())
-
-
-def test_directions_are_orthogonal_unit_vectors_and_scores_are_inner_products_with_them() -> None:
-    canaries = draw_canaries(5, 40, seeded_source(31))
-    rows = torch.stack([canaries.direction(number) for number in range(5)])
-    assert torch.allclose(rows @ rows.T, torch.eye(5, dtype=torch.float64), atol=1e-12)
-    vector = torch.arange(40.0)
-    assert canaries.along(vector) == pytest.approx((rows @ vector.double()).numpy())
-
-
-def test_there_are_no_more_canaries_than_parameters() -> None:
-    with pytest.raises(ConfigError, match=r"canaries must be within 1 \.\. 40"):
-        draw_canaries(41, 40, seeded_source(31))
 
 
 @pytest.mark.parametrize("noise", ["grid", "float", "secure_sum"])
@@ -68,13 +54,6 @@ def test_half_the_noise_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, w
     run = plan(*words, "privacy.user.target_epsilon=null", "privacy.user.noise_multiplier=1")
     halve_the_noise(monkeypatch)
     assert judge(audit_users(*run, canaries=500, honest=0, runs=3)).refuted
-
-
-def test_honest_clients_take_part_and_do_not_blur_the_scores() -> None:
-    run = plan(*EVERYBODY, "training.epochs=1")
-    found = audit_users(*run, canaries=500, honest=100)
-    assert found.settings["honest clients"] == 100
-    assert shift(found) == pytest.approx(1.0, abs=0.3)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
@@ -99,32 +78,6 @@ def test_with_cohorts_of_a_fixed_size_a_canary_that_is_out_sends_the_opposite() 
     (reply,) = transport.ask(round_number=1, params=torch.zeros(40), clip_norm=0.5, cohort=[3 + out])
     assert torch.allclose(reply.update, -0.5 * canaries.direction(out).float())
     assert reply.below != canaries.bits[out]
-
-
-def test_a_canary_that_is_out_is_no_member() -> None:
-    canaries = draw_canaries(20, 40, seeded_source(31))
-    asked = list(asks(canaries, replaced=False).available_clients())
-    assert asked == [0, 1, 2, *(3 + np.flatnonzero(canaries.included))]
-
-
-def test_rounds_are_claimed_one_by_one_and_the_run_by_its_ledger() -> None:
-    run = plan("rounds=3", "privacy.user.noise_multiplier=1")
-    found = audit_users(*run, canaries=50, honest=0)
-    assert [seen.name for seen in found.observations] == ["round 1", "round 2", "round 3", "run"]
-    assert found.observations[0].claim.epsilon < found.observations[-1].claim.epsilon
-
-
-@pytest.mark.parametrize(
-    ("words", "canaries", "message"),
-    [
-        (("privacy.user.enabled=false",), 5, "privacy.user.enabled must be true"),
-        ((), 601, "1 .. 600 canaries"),
-        ((), 500, "room for 0 .. 100 clients"),
-    ],
-)
-def test_what_can_not_be_audited_is_refused(words: tuple[str, ...], canaries: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        audit_users(*plan(*words), canaries=canaries, honest=101)
 
 
 def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:

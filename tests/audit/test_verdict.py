@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
 from discreet.audit.gaussian_fit import epsilon_of_shift
-from discreet.audit.verdict import FDP, FIT, ONE_RUN, REPEATED, Verdict, judge
+from discreet.audit.verdict import FIT, ONE_RUN, REPEATED, Verdict, judge
 from tests.audit.made import gaussian_scores, repeated_gaussians, repeated_scores
 
 CLAIM = Claim(epsilon_of_shift(1.0, delta=1e-3), 1e-3, "add or remove one client")
@@ -38,12 +37,6 @@ def test_with_enough_runs_the_bound_that_assumes_nothing_of_scores_refutes_too()
     assert verdict.judgements[0].refuted_by == (REPEATED, FIT)
 
 
-def test_one_run_with_no_noise_is_refuted_by_every_method() -> None:
-    claim = Claim(1.0, 1e-5, "add or remove one client")
-    scores = gaussian_scores(np.random.default_rng(403), canaries=1000, noise=0.1)
-    assert verdict_on(scores, replace(RELEASES, claim=claim)).judgements[0].refuted_by == (ONE_RUN, FDP, FIT)
-
-
 def test_laplace_noise_is_not_refuted_by_a_gaussian_fit_to_it() -> None:
     # Scale 1 is (1, 0)-DP, and a Gaussian with this mean and spread would have 2.9.
     generator = np.random.default_rng(405)
@@ -64,21 +57,10 @@ def test_the_false_alarm_rate_is_shared_by_all_observations() -> None:
     assert several.judgements[0].bounds[-1].epsilon == alone.judgements[0].bounds[-1].epsilon
 
 
-def test_nothing_refutes_a_run_without_a_guarantee() -> None:
-    scores = gaussian_scores(np.random.default_rng(407), canaries=300, noise=0.1)
-    assert not verdict_on(scores, replace(RELEASES, claim=Claim(math.inf, 1e-5, ""))).refuted
-
-
 def test_a_release_without_any_noise_is_refuted_without_a_fit() -> None:
     verdict = verdict_on(repeated_scores(np.ones(2000), np.zeros(2000)), REPEATED_ONCE)
     assert verdict.judgements[0].estimate is None
     assert verdict.judgements[0].refuted_by == (REPEATED,)
-
-
-def test_a_handful_of_canaries_shows_nothing_which_is_said_and_is_no_error() -> None:
-    found = verdict_on(Scores(np.arange(6.0), np.arange(6) > 2))
-    assert not found.refuted
-    assert not found.power.finds
 
 
 @pytest.mark.parametrize("noise", [1.0, 0.5], ids=["stands", "refuted"])
@@ -89,8 +71,3 @@ def test_a_single_round_is_estimated_only_if_its_claim_is_refuted(noise: float) 
     assert (first.estimate, first.interval) == ((None, None) if noise == 1.0 else (run.estimate, run.interval))
     assert run.estimate is not None
     assert bool(first.refuted_by) is (noise == 0.5)
-
-
-def test_scores_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ValueError, match="scores must be finite"):
-        Scores(np.array([1.0, np.nan]), np.ones(2, bool))

@@ -11,10 +11,8 @@ import pytest
 
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
-from discreet.settings.settings import Settings
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main
-from tests.made_runs import make_run
 
 SMALL = ("model.name=linear", "data.num_clients=600", "rounds=1", "sampling.kind=everyone", "seed=7919")
 
@@ -111,20 +109,6 @@ def test_a_refuted_claim_ends_with_code_1_and_many_rounds_are_printed_in_part_an
     assert "4 more rounds are in audit.json" in printed
     assert all(f"bound: {name} assumes" in printed for name in ("one run", "f-DP", "Gaussian fit"))
     assert len(json.loads((tmp_path / "audit.json").read_text())["observations"]) == 15
-
-
-def test_the_settings_of_a_run_folder_are_taken_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def taken(config: Settings, asked: object) -> Experiment:
-        assert (config.rounds, config.privacy.user.noise_multiplier) == (3, 1.7)
-        return made(1.0, 0)
-
-    monkeypatch.setattr(audit, "experiment_of", taken)
-    folder = str(make_run(tmp_path / "run", "rounds=3", "privacy.user.noise_multiplier=1.7").path)
-    assert main(["--run", folder, "--output", str(tmp_path)]) == 0
-    assert main(["--run", folder, "rounds=2"]) == 2
-    assert "--run takes the settings of that run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

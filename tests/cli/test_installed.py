@@ -102,13 +102,6 @@ def test_a_new_project_trains_and_is_reported_on(project: Path, discreet: Comman
     assert "outputs/first" in discreet("report", "outputs/first", folder=project).stdout
 
 
-def test_an_experiment_of_discreets_own_runs_in_a_project(project: Path, discreet: Command) -> None:
-    done = discreet("simulate", "experiment=silos", "rounds=1", "output_dir=outputs/silos", folder=project)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "its data and settings are used, not those of this project" in done.stderr
-    assert "round 1/1" in done.stdout
-
-
 def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None:
     done = run(environment / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project)
     assert done.returncode == 0, done.stdout
@@ -135,27 +128,6 @@ def test_a_new_project_runs_on_flowers_simulation_and_is_tuned(project: Path, di
     words = ("experiment=quick", "privacy.user.clip.norm=0.1,0.3", "--mean", "2", "--output", "outputs/tuned")
     tuned = discreet("tune", *words, folder=project)
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_pip_installs_the_wheel_into_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "environment"
-    assert run(sys.executable, "-m", "venv", folder, folder=tmp_path).returncode == 0
-    pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt")
-    installed = run(*pip, wheel, folder=tmp_path, limit=3000)
-    if "No matching distribution found" in installed.stderr:
-        pytest.skip("needs a package index with the versions of constraints.txt")
-    assert installed.returncode == 0, installed.stderr
-    command = folder / "bin" / "discreet"
-    asked = ("user", "--population", 3383, "--cohort", 120, "--rounds", 100, "--noise", 1.2)
-    assert run(command, "calibrate", *asked, folder=tmp_path).returncode == 0
-    assert run(command, "new", "trial", folder=tmp_path).returncode == 0
-    done = run(command, "simulate", "rounds=1", folder=tmp_path / "trial")
-    assert (done.returncode, done.stderr) == (
-        2,
-        'discreet: train.csv needs pyarrow, which is not installed: pip install "discreet[simulation]"\n',
-    )
 
 
 @pytest.mark.parametrize("words", [("run",), ("simulate", "rounds=1"), ("tune", "rounds=1,2"), ("benchmark", "ledger")])

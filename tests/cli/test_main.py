@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from discreet.cli import status
 from discreet.cli.main import ANYWHERE, IN_A_PROJECT, main
 from tests.scripts.living import default_signals
 
@@ -23,12 +21,6 @@ def test_every_verb_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -
     assert main([]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert all(f"{verb} {line}" in shown for verb, line in VERBS.items())
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_every_verb_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "--help"]) == 0
-    assert f"  discreet {verb} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -100,15 +92,3 @@ def test_a_ctrl_c_while_a_command_imports_is_one_line(module: str, tmp_path: Pat
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "discreet: ended by Ctrl-C\n")
-
-
-def test_a_ctrl_c_in_a_verb_that_has_nothing_to_tidy_up_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(status, "status_lines", lambda run: signal.raise_signal(signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-    try:
-        assert main(["status", "no/such/run"]) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err == "discreet: ended by Ctrl-C\n"

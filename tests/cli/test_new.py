@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ from discreet.cli.new import SETTINGS
 from discreet.data.datasets import load_task
 from discreet.settings.compose import load_config
 from tests.command import new as main
-from tests.test_readme import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -40,13 +36,6 @@ def test_its_settings_are_discreets_own_but_for_data_and_model(
     assert caplog.text == ""  # its sample data lie in the ranges that it gives
 
 
-def test_it_has_the_folders_name_and_the_strategy_of_this_checkout(project: Path) -> None:
-    assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "My-trial"
-    for name in ("strategies/dp_fedavg.py", "constraints.txt"):  # the versions that were tested
-        assert (project / name).read_bytes() == (ROOT / name).read_bytes()
-    assert "outputs/" in (project / ".gitignore").read_text().splitlines()
-
-
 def test_a_folder_that_holds_something_and_a_name_that_flower_takes_for_no_app_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,27 +48,3 @@ def test_a_folder_that_holds_something_and_a_name_that_flower_takes_for_no_app_a
         assert main([str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.endswith(f"for Flower takes it as the app's name (got {name!r})\n")
         assert not (tmp_path / name).exists()
-
-
-def installs(page: Path) -> list[list[str]]:
-    """The words of each `pip install` of a page."""
-    words = [line for line in commands(page) if "install" in line]
-    return [line[line.index("install") + 1 :] for line in words]
-
-
-def test_its_page_installs_what_its_tests_import(project: Path) -> None:
-    tree = ast.parse((project / "tests" / "test_project.py").read_text())
-    wanted = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    given = {word for line in installs(project / "README.md") for word in line}
-    assert wanted - sys.stdlib_module_names - {"discreet"} == {"pytest", "torch"} <= given
-    assert "${DISCREET_WHEEL}[simulation]" in given
-    assert "pip install discreet" not in (project / "README.md").read_text()  # it is on no index
-
-
-@pytest.mark.parametrize("page", ["README.md", "examples/project/README.md"])
-def test_pytorch_is_installed_first_for_a_cpu_or_a_gpu_and_all_with_the_versions_that_were_tested(page: str) -> None:
-    cpu, gpu, *rest = installs(ROOT / page)
-    tested = ["--constraint", "constraints.txt"]
-    assert (cpu, gpu) == ([*tested, "torch", "--extra-index-url", "$TORCH_INDEX"], [*tested, "torch"])
-    assert rest
-    assert all("--constraint constraints.txt" in " ".join(line) for line in rest)

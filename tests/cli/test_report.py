@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 
 import pytest
@@ -31,21 +30,3 @@ def test_a_sweep_becomes_a_page_a_table_and_pictures(sweep: Path, capsys: pytest
     rows = list(csv.DictReader((sweep / "runs.csv").read_text().splitlines()))
     assert [row["accuracy"] for row in rows] == ["0.7000", "0.6000"]
     assert list((sweep / "pictures").glob("*.svg"))
-
-
-def test_without_a_path_the_newest_run_is_reported(
-    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    newest = sweep.parent / "outputs" / "1"
-    for name, when in (("0", 1000), ("1", 2000)):
-        make_run(sweep.parent / "outputs" / name, f"{NOISE}=1")
-        os.utime(sweep.parent / "outputs" / name / "ledger.db", (when, when))
-    monkeypatch.chdir(sweep.parent)
-    assert main([]) == 0
-    assert (newest / "report.html").exists()
-    assert str(newest / "report.html") in capsys.readouterr().out
-
-
-def test_a_folder_without_runs_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"discreet: no run folder in {tmp_path}: one holds config.yaml and ledger.db\n"

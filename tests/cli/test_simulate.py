@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from discreet.cli.sweep import sweep_of
-from discreet.server import plan
 from discreet.server.plan import plan_of
-from discreet.server.run_folder import ASKED, RunFolder
+from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
 from discreet.settings.compose import load_config
@@ -20,13 +18,6 @@ from discreet.simulation.in_process import simulate
 from tests.command import simulate as main
 
 SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1"]
-
-
-def test_cfg_job_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--cfg", "job", "privacy.user.clip.target_quantile=0.7"]) == 0
-    shown = capsys.readouterr().out
-    assert "target_quantile: 0.7" in shown
-    assert "round_timeout" in shown
 
 
 def sweep(*words: str) -> int:
@@ -40,22 +31,6 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("discreet: run 3 of 3 (model.name=lstm): model.name: lstm reads text")
     assert not any(tmp_path.iterdir())
-
-
-def test_a_sweep_calibrates_the_noise_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrated, calibrate = list[float](), plan.noise_multiplier_for_releases
-
-    def counted(target_epsilon: float, **more: Any) -> float:
-        calibrated.append(target_epsilon)
-        return calibrate(target_epsilon, **more)
-
-    monkeypatch.setattr(plan, "noise_multiplier_for_releases", counted)
-    words = [*SMALL, "rounds=2", "seed=5501", "privacy.user.target_epsilon=4,8"]
-    sweep(f"hydra.sweep.dir={tmp_path}", *words)
-    assert calibrated == [4, 8]
-    folders = [RunFolder(tmp_path / name) for name in "01"]
-    assert [folder.read_config(name=ASKED).privacy.user.target_epsilon for folder in folders] == [4, 8]
-    assert [folder.read_config().privacy.user.max_epsilon for folder in folders] == [4, 8]
 
 
 def test_a_sweep_goes_on_where_it_was_ended(

@@ -10,8 +10,6 @@ from dp_accounting import GaussianDpEvent
 
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.settings.compose import load_config
-from discreet.simulation.in_process import simulate
 
 SMALL = [
     *("data.name=digits", "data.num_clients=30", "seed=40931"),
@@ -47,22 +45,13 @@ def test_it_is_charged_to_the_ledger_of_its_folder(tmp_path: Path) -> None:
     assert said == pytest.approx(spent.epsilon(1e-3))
 
 
-def test_the_ledger_of_a_run_pays_for_it_too(tmp_path: Path) -> None:
-    run = ["data.num_clients=30", "rounds=2", "model.name=linear", "privacy.user.noise_multiplier=1"]
-    simulate(load_config([*run, "privacy.user.too_noisy=warn", "seed=40931", f"output_dir={tmp_path / 'run'}"]))
-    assert main(["statistics", "resume=true", f"output_dir={tmp_path / 'run'}"]) == 0
-    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 3
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["statistics.of=[mode]"], "statistics.of must be a list of different names of moments, quantiles, targets"),
         (["privacy.user.enabled=false"], "needs privacy.user.enabled=true"),
         (["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], "privacy.example.enabled=false"),
         (["sampling.kind=fixed", "privacy.accountant=rdp"], "needs sampling.kind=poisson or everyone"),
         (["privacy.user.max_epsilon=0.1"], "a larger statistics.noise_multiplier is needed"),
-        (["statistics.low=1", "statistics.high=0"], "statistics.high must be given with statistics.low"),
     ],
 )
 def test_what_it_can_not_do_is_said_in_one_line(

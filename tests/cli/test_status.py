@@ -10,7 +10,6 @@ from dp_accounting import GaussianDpEvent
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.cli.status import status_facts, status_lines
 from discreet.ledger.durable_ledger import Charge, DurableLedger
-from discreet.reporting.page import report_of
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from tests.made_runs import make_run
 
@@ -33,11 +32,3 @@ def test_the_account_is_shown_with_what_is_left_of_it(tmp_path: Path) -> None:
     without = make_run(tmp_path / "without", *WORDS)
     assert status_facts(without)["account"] is None
     assert not any(line.startswith("account") for line in status_lines(without))
-
-
-def test_the_report_shows_what_all_runs_have_spent(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", *WORDS)
-    account = {"population": {"name": "people", "delta": 1e-3}, "runs": 3, "releases": 9, "epsilon": {"pld": 2.345678}}
-    folder.write_privacy({"rounds": 2, "stopped": None, "guarantees": [], "account": account})
-    report_of([folder.path]).write_page(tmp_path / "report.html")
-    assert "on people, 3 of them, at delta 0.001: 2.346 (pld)" in (tmp_path / "report.html").read_text()

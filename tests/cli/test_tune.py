@@ -10,15 +10,12 @@ import pytest
 from safetensors import safe_open
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.cli.sweep import MOST_CANDIDATES, candidates_of
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.privacy.selection import TrialCount
-from discreet.reporting.page import report_of
-from discreet.reporting.spending import epsilon_curves
 from discreet.server.plan import plan_of, planned
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.server.private_selection import cost_of, publish, require_room
+from discreet.server.private_selection import cost_of
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.settings.compose import load_config
@@ -26,31 +23,17 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import tuning
 from discreet.simulation.in_process import simulate
-from tests.command import ledger as ledger_command
 from tests.command import tune as main
 
 SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]
 NOISE = "privacy.user.noise_multiplier"
 
 
-def test_a_comma_lists_what_is_tried_and_a_list_in_brackets_is_one_value() -> None:
-    found = candidates_of(["rounds=3,4", "data.num_clients=7,9", "privacy.local.schedule=[1,2]"])
-    assert [(each.rounds, each.data.num_clients) for each in found] == [(3, 7), (3, 9), (4, 7), (4, 9)]
-    assert {tuple(each.privacy.local.schedule) for each in found} == {(1.0, 2.0)}
-    with pytest.raises(ConfigError, match="combinations"):
-        candidates_of([f"rounds=range(1,{MOST_CANDIDATES + 2})"])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([f"{NOISE}=1"], "at least two different candidates (got 1)"),
         ([f"{NOISE}=1,1"], "at least two different candidates (got 1)"),
         (["--max-epsilon", "0.5", f"{NOISE}=1,2"], "above --max-epsilon"),
-        (["rounds=interval(1,2)"], "does not support"),
-        (["rounds=[1"], "rounds=[1 is no NAME=VALUE"),
-        (["--resume"], "--resume needs --output"),
-        (["--resume", "--output", "none", "rounds=1"], "--resume needs --output"),
         (["--resume", "--output", "none"], "holds no unfinished tune"),
         (["--output", str(Path(__file__).parent), f"{NOISE}=1,2"], "is not empty"),
     ],
@@ -130,19 +113,6 @@ def test_only_the_chosen_run_is_left_and_nothing_tells_the_number_of_trials(tune
     assert "trials" not in (tuned / "chosen" / "config.yaml").read_text()
 
 
-def test_the_chosen_run_says_which_round_its_model_is_of_if_it_was_lost(tmp_path: Path) -> None:
-    config = load_config([*SMALL, "rounds=2", f"{NOISE}=1", f"output_dir={tmp_path / 'trial'}"])
-    last, files = simulate(config).checkpoint, RunFolder(tmp_path / "trial")
-    files.save_checkpoint(replace(last, round=1), best=True)
-    facts = json.loads((files.path / "privacy.json").read_text())
-    files.write_privacy({**facts, "stopped": "lost", "model_round": 1})
-    trials = TrialCount("geometric", 3)
-    cost = cost_of([planned(replace(config, output_dir=None))], trials)
-    chosen = publish(files.path, tmp_path, trials=trials, cost=cost)
-    stated = json.loads((chosen / "privacy.json").read_text())
-    assert (stated["rounds"], stated["model_round"], stated["stopped"]) == (2, 1, "lost")
-
-
 @pytest.fixture(scope="module")
 def price(tuned: Path) -> float:
     """Of the choice, from the published numbers' own code path: the ledger plays no part in it."""
@@ -163,20 +133,6 @@ def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path
     assert ledger.spent("user").epsilon(privacy["delta"], "rdp") == pytest.approx(price)
     with safe_open(chosen.path / "model.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["selection"])["epsilon"] == pytest.approx(price)
-
-
-def test_ledger_and_report_state_the_price_of_the_choice_and_no_epsilon_below(
-    tuned: Path, price: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ledger_command(["show", str(tuned / "chosen")]) == 0
-    assert f"not accounted by pld, epsilon {price:.4g} by rdp" in capsys.readouterr().out
-    report = report_of([tuned])
-    report.write_page(tuned / "chosen" / "report.html")
-    page = (tuned / "chosen" / "report.html").read_text()
-    assert "geometric distribution of mean 3" in page
-    assert f"{price:.4g} with the choice" in page
-    curves = epsilon_curves(report.records[0], "user")
-    assert min(epsilon for curve in curves.values() for _, epsilon in curve) == pytest.approx(price)
 
 
 def test_the_chosen_run_goes_on_with_the_price_of_the_choice_on_its_account(tuned: Path, price: float) -> None:
@@ -285,10 +241,3 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
     assert main(over(people, one * 1.01)) == 2
     assert "one ended early: nothing is published" in capsys.readouterr().err
     assert not (people.parent / "out" / "chosen").exists()
-
-
-def test_trials_over_two_accounts_are_refused(people: Path) -> None:
-    words = [*SMALL, "seed=null", f"{NOISE}=2", "sampling.population_name=people"]
-    configs = [load_config([*words, f"privacy.user.account={people}{more}"]) for more in ("", "2")]
-    with pytest.raises(ConfigError, match=r"privacy\.user\.account must be the same"):
-        require_room(list(map(planned, configs)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import pickle
 import struct
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from discreet.data.datasets import load_task
-from discreet.data.images import read_idx
 
 RANDOM = np.random.default_rng(31153)
 
@@ -96,23 +94,6 @@ def test_femnist_holds_out_whole_writers(tmp_path: Path) -> None:
     assert task.train.targets.tolist() == sorted(task.train.targets.tolist())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"writers": None}, "has no 'writers'"),
-        ({"labels": np.arange(59)}, "do not fit"),
-        ({"writers": np.zeros(60)}, "at least 2 writers"),
-        ({"images": np.full((60, 28, 28), 255.0)}, r"floats in \[0, 1\]"),
-        ({"images": np.full((60, 28, 28), np.nan)}, r"floats in \[0, 1\]"),
-        ({"labels": np.arange(60) + 10}, r"targets lie in"),
-    ],
-)
-def test_femnist_arrays_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    write_femnist(tmp_path / "letters.npz", **changes)
-    with pytest.raises(ValueError, match=message):
-        load_task("femnist", path=str(tmp_path / "letters.npz"))
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A hub with small data sets in the columns of the real ones; nothing is sent and nothing fetched."""
@@ -150,38 +131,3 @@ def test_images_come_from_the_hub_in_its_order(hub: dict[str, Any], name: str, s
     assert task.shape.input_shape == shape
     assert task.train.targets.tolist() == [0, 1, 2, 3]
     assert task.test.inputs[:, 0, 5, 7].tolist() == pytest.approx([0.0, 0.2, 0.4, 0.6])
-
-
-def test_without_the_hub_the_local_way_is_named(hub: dict[str, Any]) -> None:
-    del hub["ylecun/mnist"]
-    with pytest.raises(ConnectionError, match=r"ylecun/mnist .* set data\.path"):
-        load_task("mnist")
-
-
-HEADER = b"\0\0\x08\x02" + b"\0\0\0\x02" + b"\0\0\0\x03"
-
-
-def test_a_compressed_file_reads_the_same(tmp_path: Path) -> None:
-    file = tmp_path / "array.gz"
-    file.write_bytes(gzip.compress(HEADER + bytes(range(6))))
-    assert read_idx(file).tolist() == [[0, 1, 2], [3, 4, 5]]
-    file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="not a complete gzip file"):
-        read_idx(file)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "does not start with two zero bytes"),
-        (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "IDX type 0x0d"),
-        (HEADER + bytes(5), "should hold 6 bytes"),
-        (HEADER[:7], "cut short"),
-    ],
-)
-def test_what_is_not_a_whole_idx_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    file = tmp_path / "array"
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match=message) as error:
-        read_idx(file)
-    assert str(file) in str(error.value)

@@ -34,10 +34,6 @@ def view_of(client: int, each: int, num_clients: int = 4) -> Examples:
     return client_examples(load_task("digits"), data, client)
 
 
-def classes(part: torch.Tensor) -> int:
-    return len(TARGETS[part].unique())
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(DRAWN), st.integers(2, 90), st.integers(1, 40), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
 def test_every_example_has_exactly_one_client_and_none_is_empty(
@@ -49,35 +45,6 @@ def test_every_example_has_exactly_one_client_and_none_is_empty(
     assert len(parts) == clients
     assert min(len(part) for part in parts) >= 1
     assert torch.cat(parts).sort().values.tolist() == list(range(examples))
-
-
-@pytest.mark.parametrize("kind", DRAWN)
-def test_the_same_seed_deals_the_same_and_another_does_not(kind: str) -> None:
-    first, again, other = (deal(20, kind, seed=seed) for seed in (7, 7, 8))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_natural_clients_are_the_owners_in_sorted_order() -> None:
-    owners = torch.tensor([5, 2, 5, 9, 2, 5])
-    parts = deal(3, "natural", targets=torch.zeros(6, dtype=torch.int64), owners=owners)
-    assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5], [3]]
-    with pytest.raises(ValueError, match=r"data\.num_clients must be 7 .*, not 8"):
-        deal(8, "natural", owners=torch.arange(1437) % 7)
-
-
-@pytest.mark.parametrize(
-    ("num_clients", "kind", "message"),
-    [
-        (1438, "iid", "1438 clients cannot share 1437 training examples"),
-        (719, "shards", "1437 training examples are too few for 719 clients"),
-        (20, "natural", "natural needs data with owners"),
-        (20, "sampled", "given with data.partition=sampled"),
-    ],
-)
-def test_what_cannot_be_dealt_is_refused_with_the_reason(num_clients: int, kind: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        deal(num_clients, kind)
 
 
 def test_a_sampled_client_views_different_examples_by_its_number_alone() -> None:
@@ -105,12 +72,6 @@ def test_rows_that_are_added_leave_what_was_held_out_as_it_is(share: float) -> N
     before = held_out_rows(500, 3, share=share)
     after = held_out_rows(560, 3, share=share)
     assert torch.equal(after[after < 500], before)
-
-
-def test_clients_hold_out_different_rows_and_each_always_the_same() -> None:
-    rows = [tuple(held_out_rows(200, client, share=0.2).tolist()) for client in range(50)]
-    assert len(set(rows)) == 50
-    assert rows[7] == tuple(held_out_rows(200, 7, share=0.2).tolist())
 
 
 def test_every_row_of_a_run_is_as_likely() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from discreet.data.datasets import load_task
-from discreet.data.text import ALPHABET, STRIDE, WINDOW, encode, read_speeches
+from discreet.data.text import ALPHABET, STRIDE, WINDOW, encode
 
 
 def decode(tokens: torch.Tensor) -> str:
@@ -39,34 +38,3 @@ def test_the_last_fifth_of_a_roles_speeches_is_the_test_set(tmp_path: Path) -> N
     ben = task.train.subset(torch.nonzero(task.owners == 1)[:, 0])  # no window crosses from one role to another
     assert set(decode(ben.inputs.flatten())) | set(decode(ben.targets)) == {"x", "_", "\n"}
     assert decode(encode("caf\u00e9 \U0001f600\tz")) == "caf? ??z"
-
-
-@pytest.mark.parametrize("mark", [":", "."])
-def test_speakers_end_with_the_mark_that_most_first_lines_end_with(mark: str) -> None:
-    anna, ben = f"ANNA{mark}\nFirst line,\n second line.", f"BEN OF YORK{mark}\nYes."
-    text = "\n\n".join(["A PLAY", anna, ben, "(They leave.)", f"ANNA{mark}\n"])
-    assert read_speeches(text) == {"ANNA": ["First line,\nsecond line."], "BEN OF YORK": ["Yes."]}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, r"data\.path: shakespeare is read from a text file"),
-        ("It was a dark and stormy night", "names no speakers"),
-        ("ANNA:\nYes.\n\nBEN:\nNo.", "no role in .* has 5 speeches"),
-    ],
-)
-def test_what_holds_no_plays_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
-    (tmp_path / "play").write_text(text or "")
-    with pytest.raises(ValueError, match=message):
-        load_task("shakespeare", path=text and str(tmp_path / "play"))
-
-
-def test_the_plays_have_their_speaking_roles(shared_data: Path) -> None:
-    path = shared_data / "shakespeare" / "input.txt"
-    roles = read_speeches(path.read_text())
-    task = load_task("shakespeare", path=str(path))
-    assert task.owners is not None
-    assert len(task.owners.unique()) == len(roles)
-    assert {"ROMEO", "JULIET", "First Citizen"} <= set(roles)
-    assert roles["First Citizen"][0] == "Before we proceed any further, hear me speak."

@@ -29,12 +29,6 @@ def test_the_app_of_this_checkout_is_approved_once(tmp_path: Path, capsys: pytes
     assert (app / "client_app" / "client_app.py").read_text() == "kept"
 
 
-def test_a_file_that_is_no_app_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.b.0-1-0.12345678.fab").write_bytes(b"nothing")
-    assert main([str(tmp_path / "a.b.0-1-0.12345678.fab"), "--folder", str(tmp_path / "approved")]) == 2
-    assert "can't be approved" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["app.fab", "discreet.discreet.0-1-0.12345678.fab"])
 def test_a_file_whose_name_is_not_that_of_its_content_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(build_fab_from_disk(REPOSITORY))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from discreet.deployment.certificates import main, make_authority, make_node, make_server, register_node
-from discreet.settings.rules import ConfigError
+from discreet.deployment.certificates import main, make_authority, make_node, make_server
 
 
 @pytest.fixture
@@ -57,27 +55,6 @@ def test_nothing_is_overwritten(tmp_path: Path, words: list[str], capsys: pytest
     assert main(["--folder", str(tmp_path), *words]) == 2
     assert "never overwritten" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def half_made(folder: Path) -> None:
-    make_node(folder, "a")
-    (folder / "nodes" / "a.key").unlink()
-    make_node(folder, "a")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (half_made, r"a\.pub exist"),
-        (lambda folder: make_node(folder, ""), "plain file name"),
-        (lambda folder: make_node(folder, "../a"), "plain file name"),
-        (lambda folder: make_server(folder, ["localhost"]), r"scripts/certs authority makes .*ca\.crt"),
-        (lambda folder: register_node(folder / "a.pub", connection="deployment"), "scripts/certs node a makes it"),
-    ],
-)
-def test_what_can_not_be_made_is_refused(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(tmp_path)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")

@@ -8,8 +8,6 @@ from typing import Any
 import yaml
 
 from discreet.deployment.compose_nodes import more_nodes
-from discreet.node.policy import policy_from
-from discreet.settings.compose import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,15 +63,3 @@ def test_the_image_has_one_base_no_root_and_nothing_that_is_not_named() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     assert not {"!secrets", "!tests", "!outputs", "!.git"} & set(lines)
-
-
-def test_the_demonstration_policies_accept_the_demonstration() -> None:
-    run = load_config(["experiment=deployment"])
-    paths = [*(ROOT / "discreet" / "deployment" / "policies").glob("*.json")]
-    assert len(paths) == 2
-    for path in paths:
-        policy = policy_from({"policy": str(path)})
-        assert run.privacy.example.noise_multiplier is not None
-        assert run.privacy.example.noise_multiplier >= policy.min_noise_multiplier
-        assert run.privacy.delta <= policy.max_delta
-        assert policy.require == ("example",)

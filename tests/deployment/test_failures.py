@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 from flwr.app import Message
 
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
-from discreet.deployment.flower_home import CONNECTION, free_port, wait_until
+from discreet.deployment.flower_home import free_port, wait_until
 from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 
@@ -58,12 +57,3 @@ def check_refused(federation: Federation) -> None:
     assert not any(
         "SuperNode ID" in federation.says(name) for name in ("honest-0", "honest-1", "late", "no TLS", "no key")
     )
-
-
-def test_a_node_that_is_unregistered_is_sent_away(federation: Federation) -> None:
-    node = federation.start_node("leaves", "--partition", "0", "--of", "4")
-    federation.wait_for_nodes(["leaves"])
-    (number,) = re.findall(r"SuperNode ID: (\d+)", federation.says("leaves"))
-    flwr = federation.start("flwr", ["flwr", "supernode", "unregister", number, CONNECTION])
-    assert flwr.wait(START_SECONDS) == 0
-    wait_until(lambda: node.poll() is not None, START_SECONDS, "the node has been sent away")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from discreet.cli.status import status_lines
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation
+from discreet.deployment.local_federation import RUN_SECONDS, Federation, empty_federation
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.nodes import share_of
 from discreet.server.run_folder import RunFolder, read_status
@@ -24,7 +23,6 @@ BOTH = ("data.num_clients=2", "privacy.delta=0.001", "sampling.kind=everyone", "
 # The rounds are slow where the machine is: nothing here depends on how long they take.
 PATIENT = "server.round_timeout=240"
 PRIVATE = ("privacy.user.noise_multiplier=2", "privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
-WEAK = ("privacy.user.noise_multiplier=0.5",)
 # All examples in one batch, and no kink in the model: the last bits, in which engines differ, would decide on its side.
 NONE = ("privacy.user.enabled=false", "training.batch_size=1024", "model.name=linear")
 
@@ -109,17 +107,3 @@ def test_the_result_is_the_simulations_without_noise(federation: Federation, tmp
     expected, found = (load_file(folder / "model.safetensors") for folder in (simulated, plain.path))
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=2e-6)
-
-
-@pytest.mark.slow
-def test_a_policy_refuses_a_weak_configuration(federation: Federation) -> None:
-    policy = federation.folder / "policy.json"
-    policy.write_text('{"max-epsilon": 3, "max-delta": 0.001}')
-    federation.end("node-1")
-    federation.start_node("node-1", "--partition", "1", "--of", "2", "--policy", str(policy))
-    wait_until(lambda: federation.says("node-1").count("SuperNode ID") == 2, START_SECONDS, "node 1 is back")
-    weak = federation.run("weak", "rounds=1", PATIENT, *BOTH, *WEAK)
-    federation.finish(weak)
-    all_replied(federation, weak, 1)
-    assert "refused: the policy of this client allows epsilon up to 3" in federation.says("node-1")
-    assert any("refused 1" in line for line in status_lines(weak))

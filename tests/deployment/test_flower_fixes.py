@@ -11,7 +11,6 @@ from flwr.supercore.state.schema import linkstate_models
 from flwr.superlink.servicer.control import control_handlers
 from flwr.supernode import start_client_internal
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.runtime import run_clientapp
 
 from discreet.deployment.flower_fixes import (
     NAMES,
@@ -20,12 +19,10 @@ from discreet.deployment.flower_fixes import (
     Fix,
     commands,
     failed_runs,
-    fix_of,
     refused_nodes,
     small_superlink,
     supernode_pauses,
     supernode_replies,
-    switched_off,
     unread_messages,
 )
 from tests.conftest import REPOSITORY
@@ -98,17 +95,3 @@ def test_a_name_that_flower_has_lost_costs_its_replacement_and_nothing_else(
     assert f"is not what {name} is for (" in said
     assert MISSING[name][1] in said
     assert "Flower's own behaviour stays" in said
-
-
-def test_the_preforked_clients_step_aside_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delattr(run_clientapp, "run_clientapp")
-    monkeypatch.delitem(sys.modules, "discreet.deployment.flower_fixes.preforked_clients", raising=False)
-    assert fix_of("preforked_clients") is None
-    assert "run_clientapp" in caplog.text
-
-
-def test_a_word_that_is_no_replacement_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"{SWITCH} takes -all or some of .*got warm_clients"):
-        switched_off("warm_clients")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,16 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.deployment import local_federation
 from discreet.deployment.flower_home import flower_environment, free_port, wait_until
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, RunStatus, read_status
 from discreet.settings.compose import load_config
-from discreet.settings.settings import described
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import SCRATCH, below
 from tests.command import run as main
-from tests.command import statistics
 from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -77,17 +73,6 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
     columns = ("cohort", "replies", "epsilon_user", "fraction_below")
     for ours, theirs in zip(alone.read_metrics(), flower.read_metrics(), strict=True):
         assert [ours[name] for name in columns] == pytest.approx([theirs[name] for name in columns])
-
-
-@slow
-def test_nodes_that_are_only_asked_give_what_discreet_statistics_gives(tmp_path: Path) -> None:
-    words = [*SMALL, "rounds=1", "seed=31481", "privacy.user.noise_multiplier=0.5", "statistics.noise_multiplier=0.1"]
-    assert main([*words, "statistics.only=true", f"output_dir={tmp_path / 'flower'}"]) == 0
-    assert statistics([*words, f"output_dir={tmp_path / 'alone'}"]) == 0
-    there, here = (json.loads((tmp_path / name / "statistics.json").read_text()) for name in ("flower", "alone"))
-    assert there == here
-    ledger = DurableLedger(tmp_path / "flower" / "ledger.db")
-    assert [str(event) for event, _ in ledger.spent("user").entries] == ["GaussianDpEvent(noise_multiplier=0.1)"]
 
 
 @slow
@@ -185,26 +170,3 @@ def test_a_plain_flwr_run_works_with_two_nodes(tmp_path: Path) -> None:
         assert (tmp_path / "run" / "privacy.json").exists()
     finally:
         subprocess.run(["pkill", "-f", f"flower-superlink.*--port {port}"], check=False)
-
-
-@pytest.mark.parametrize("program", [main, local_federation.main])
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("rouns=3", "unknown setting rouns; did you mean rounds?"),
-        ("output_dir={there}", "output_dir={there} holds a run already: resume=true goes on with it"),
-    ],
-)
-def test_what_is_wrong_is_one_line_and_exit_code_2_before_anything_starts(
-    program: Callable[[list[str]], int],
-    word: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(subprocess, "Popen", None)
-    RunFolder(tmp_path).write_config(described(load_config([*SMALL, "rounds=1", f"output_dir={tmp_path}"])))
-    assert program([word.format(there=tmp_path)]) == 2
-    assert capsys.readouterr() == ("", f"discreet: {said.format(there=tmp_path)}\n")
-    assert local_federation.main(["seed=40961"]) == 2  # nodes of other people repeat nothing

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from discreet.deployment import gate as node_proxy
 from discreet.deployment.certificates import make_secrets
 from discreet.deployment.flower_home import free_port, wait_until
-from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, LARGE, make_node_proxy
+from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, make_node_proxy
 from discreet.deployment.local_federation import START_SECONDS
 
 Calls = list[tuple[str, str, bytes, dict[str, str]]]
@@ -144,47 +144,6 @@ def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_p
             slow.go.set()
             assert {answer.content for answer in await asyncio.gather(*waiting)} == {b"cba"}
         assert (slow.most, len(slow.bodies)) == (AT_ONCE, 3 * AT_ONCE * len(CONTENT) + 1)
-
-    asyncio.run(go())
-
-
-def test_a_node_with_a_slow_line_takes_no_place() -> None:
-    async def go() -> None:
-        slow, rest = Slow(), asyncio.Event()
-        slow.go.set()
-
-        async def body() -> AsyncIterator[bytes]:
-            yield b"a"
-            await rest.wait()
-            yield b"b"
-
-        async with slow.caller() as caller:
-            length = {"content-length": "2"}
-            waiting = [
-                asyncio.create_task(caller.post("/push-object", content=body(), headers=length))
-                for _ in range(2 * AT_ONCE)
-            ]
-            await settle()
-            assert slow.bodies == []
-            assert (await caller.post("/push-object", content=b"quick")).status_code == 200
-            rest.set()
-            assert {answer.content for answer in await asyncio.gather(*waiting)} == {b"ba"}
-
-    asyncio.run(go())
-
-
-@pytest.mark.parametrize("size", [0, LARGE, LARGE + 1])
-def test_large_and_small_contents_come_through_as_they_are(size: int) -> None:
-    async def go() -> None:
-        slow, content = Slow(), bytes(number % 251 for number in range(size))
-        slow.go.set()
-        async with slow.caller() as caller:
-            answer = await caller.post("/push-object", content=content)
-        assert slow.bodies == [content]
-        assert answer.content == content[::-1]
-        assert answer.headers["content-length"] == str(size)
-        # What TLS took for a large call goes with its connection.
-        assert answer.headers.get("connection") == ("close" if size > LARGE else None)
 
     asyncio.run(go())
 

@@ -54,16 +54,6 @@ def test_three_hospitals_train_and_the_one_whose_policy_allows_less_refuses(shar
         assert spent == pytest.approx(0 if name == STRICT else spent_by_dp_accounting(ROUNDS), rel=1e-3)
 
 
-@pytest.mark.slow
-def test_four_hospitals_share_one_noise_and_each_charges_its_own_ledger(shared_data: Path, tmp_path: Path) -> None:
-    run = trained(shared_data, tmp_path, "experiment=heart_secure", "privacy.example.noise_multiplier=3")
-    assert [row["replies"] for row in run.read_metrics()] == [4, 4]
-    server = DurableLedger(run.path / "ledger.db").spent("example")
-    assert server.num_releases == ROUNDS
-    for number in range(len(HOSPITALS)):
-        assert DurableLedger(run.path / "nodes" / f"node-{number}.db").spent("example") == server
-
-
 BY_HOSPITAL = DataConfig(name="heart", num_clients=4, partition="natural")
 
 

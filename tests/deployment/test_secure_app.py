@@ -11,7 +11,7 @@ import pytest
 from discreet.deployment.flower_home import CONNECTION, wait_until
 from discreet.deployment.local_federation import Federation, demonstration, federation_of
 from discreet.ledger.durable_ledger import DurableLedger
-from tests.deployment.app_runs import ROOT, RUN_SECONDS, private_copy, run_folder_of, run_simulated
+from tests.deployment.app_runs import ROOT, RUN_SECONDS, private_copy, run_folder_of
 
 GUIDE = ROOT / "docs" / "guide" / "flower_app.md"
 NODES, ROUNDS = 4, 2
@@ -61,13 +61,6 @@ def test_the_guide_shows_the_lines_that_the_quickstart_needs() -> None:
     for old, new in (CLIENT, SERVER):
         for line in {*new.splitlines()} - {*old.splitlines()}:
             assert f"+{line}" in GUIDE.read_text()
-
-
-@pytest.mark.slow
-def test_an_app_of_somebody_else_trains_under_secure_aggregation_in_flowers_simulation(tmp_path: Path) -> None:
-    said = run_simulated(secure_copy(tmp_path), tmp_path, nodes=NODES, config=CONFIG)
-    assert f"round {ROUNDS}/{ROUNDS}  accuracy" in said
-    check_account(tmp_path)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -110,22 +108,3 @@ def test_a_ledger_that_was_changed_stops_the_node(
     assert start(tmp_path, "--partition", "0", "--of", "1") == 2
     assert "is damaged" in capsys.readouterr().out
     assert executed == []
-
-
-def test_a_node_starts_what_has_clients_ready_and_flower_finds_it_first(
-    tmp_path: Path, executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "Popen", started.append)
-    words = ("--partition", "1", "--of", "4")
-    assert start(tmp_path, *words) == 0
-    assert started == []
-    monkeypatch.delenv(SOCKET_VARIABLE)
-    assert start(tmp_path, *words) == 0
-    *_, module, word, path = started[0]
-    assert (module, word) == ("discreet.deployment.flower_fixes.commands", "clients")
-    assert os.environ[SOCKET_VARIABLE] == path
-    found = shutil.which("flwr-clientapp")
-    assert found is not None
-    assert Path(found).parent.name == "flower_fixes"
-    assert len(executed) == 2

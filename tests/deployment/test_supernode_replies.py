@@ -19,7 +19,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from discreet.deployment.flower_fixes import supernode_replies
-from discreet.deployment.flower_fixes.supernode_replies import LOOK_SECONDS, push_messages
+from discreet.deployment.flower_fixes.supernode_replies import push_messages
 
 RUN, NODE = 7, 11
 WAIT_SECONDS = 30.0
@@ -91,19 +91,6 @@ def wait_for(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_reply_is_waited_for_and_sent(node: Node) -> None:
-    message = node.takes("order")
-    node.pushes()
-    task = node.starts()
-    time.sleep(2 * LOOK_SECONDS)
-    assert node.sent == []
-    node.replies(node.reads(), "reply")
-    node.ends(task)
-    (sent,) = node.done()
-    assert sent.metadata.reply_to_message_id == message.metadata.message_id
-    assert not sent.has_error()
 
 
 def test_a_reply_that_is_left_over_does_not_stand_for_the_next(node: Node) -> None:

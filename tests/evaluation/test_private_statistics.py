@@ -31,12 +31,10 @@ from discreet.server.run_context import RunContext
 from discreet.server.session import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
-from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from tests.replay import replay
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
-EXAMPLE_LEVEL = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
 Client = tuple[Tensor, Tensor]
 
 
@@ -142,31 +140,6 @@ def test_a_target_pays_for_it_too() -> None:
     assert spent.get_epsilon(1e-3) == pytest.approx(4, rel=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["privacy.user.enabled=false"], "data.normalise=private needs privacy.user.enabled=true"),
-        (
-            ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"],
-            "needs privacy.user.enabled=true and privacy.example.enabled=false",
-        ),
-        (
-            ["sampling.kind=fixed", "privacy.accountant=rdp"],
-            "needs sampling.kind=poisson or everyone",
-        ),
-        (["normaliser.means=[1]", "normaliser.deviations=[1]"], "normaliser.means must be 30 numbers"),
-        (["data.name=digits", "model.name=scattering"], "data.normalise must be none with model.name=scattering"),
-        (["normaliser.means=[1]"], "normaliser.deviations must be as many"),
-    ],
-    ids=["no noise", "example level", "fixed size", "given", "scattering", "no deviations"],
-)
-def test_what_it_does_not_go_with_is_refused_in_one_line(words: list[str], said: str) -> None:
-    given = [*NOISY, "data.normalise=private", "privacy.user.noise_multiplier=1", *words]
-    with pytest.raises(ConfigError, match=said) as refused:
-        resolve(load_config(given))
-    assert "\n" not in str(refused.value)
-
-
 def test_public_normalising_maps_the_public_range_to_minus_one_to_one() -> None:
     words = [
         "data.name=digits",
@@ -177,14 +150,3 @@ def test_public_normalising_maps_the_public_range_to_minus_one_to_one() -> None:
     plan, task = resolve(load_config([*words, "data.normalise=public"]))
     assert (plan.run.normaliser.means, plan.run.normaliser.deviations) == ([0.5], [0.5])
     assert torch.equal(task.test.inputs, load_task("digits").test.inputs * 2 - 1)
-
-
-def test_public_constants_may_be_given() -> None:
-    words = ["normaliser.means=[0.2]", "normaliser.deviations=[0.4]", "data.normalise=public"]
-    _, task = resolve(load_config(["data.name=digits", "privacy.user.too_noisy=warn", *words]))
-    assert torch.allclose(task.test.inputs, (load_task("digits").test.inputs - 0.2) / 0.4)
-
-
-def test_constants_that_nothing_reads_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"normaliser\.means must be left out with data\.normalise=none"):
-        resolve(load_config(["normaliser.means=[0.2]", "normaliser.deviations=[0.4]"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from discreet.data.examples import TaskShape
 from discreet.data.targets import LABELS, Target
-from discreet.evaluation.private_evaluation import RocPoint, roc_points, write_roc
+from discreet.evaluation.private_evaluation import RocPoint, roc_points
 from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, metric_blocks
 from discreet.queries.query import Query, Sums
 
@@ -123,31 +122,3 @@ def test_a_rate_is_within_two_standard_errors_in_19_of_20_draws() -> None:
         half += off <= found.true_positive_rate_error
     assert within >= 183
     assert half < 170
-
-
-def test_rates_never_fall_with_the_threshold_however_much_noise_there_is() -> None:
-    draw, answers = torch.Generator().manual_seed(7109), answers_of("two classes")
-    for _ in range(20):
-        mean = answers.mean(dim=0) + torch.randn(answers.shape[1], generator=draw).double() * 0.01
-        (curve,) = points("two classes", mean, 0.01).values()
-        for name in ("false_positive_rate", "true_positive_rate"):
-            rates = [getattr(point, name) for point in curve]
-            assert rates == sorted(rates)
-            assert min(rates) >= 0
-            assert max(rates) <= 1
-
-
-FIRST, SECOND = (RocPoint("class 1", score, 0.25, 0.5, 0.125, 0.0625) for score in (0.5, 0.0))
-
-
-def test_a_model_that_is_rated_again_has_one_curve(tmp_path: Path) -> None:
-    for number, points in ((2, [FIRST]), (4, [SECOND]), (2, [FIRST, SECOND])):
-        write_roc(tmp_path, number, points)
-    rows = [line.split(",") for line in (tmp_path / "roc.csv").read_text().splitlines()]
-    assert rows[0][:3] == ["round", "of", "score"]
-    assert [row[:3] for row in rows[1:]] == [["4", "class 1", "0.0"], ["2", "class 1", "0.5"], ["2", "class 1", "0.0"]]
-
-
-def test_a_run_without_curves_has_no_file(tmp_path: Path) -> None:
-    write_roc(tmp_path, 2, [])
-    assert list(tmp_path.iterdir()) == []

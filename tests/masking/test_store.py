@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from discreet.masking.agreement import MaskingRefused
@@ -75,13 +74,6 @@ def test_a_release_that_is_not_paid_does_not_happen(ours: Federation, tmp_path: 
     with pytest.raises(RuntimeError, match="the budget is spent"):
         ours.nodes[ME].answer(exchange.requests[ME], lambda: ours.vectors[ME], spent)
     assert state_of(tmp_path).attempts[1].stage is Stage.SHARES
-
-
-def test_a_vector_of_another_shape_or_type_is_a_mistake(ours: Federation) -> None:
-    exchange = ours.until(Stage.MASKED)
-    for ours.vectors[ME] in (np.zeros(8, dtype=np.int64), np.zeros(7, dtype=np.float64)):
-        with pytest.raises(ValueError, match=r"must be int64 of shape \(7,\)"):
-            ours.answer(ME, exchange.requests[ME])
 
 
 def test_a_damaged_state_is_refused_and_never_a_new_one(ours: Federation, tmp_path: Path) -> None:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.models.dropout import dropout_layers, masks_from
-from discreet.models.models import MODELS, flatten_parameters
-from discreet.node import nodes
+from discreet.models.dropout import masks_from
 from discreet.privacy.randomness import secure_source, seeded_source
-from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
-from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.node.clients import examples, params_of
 
 PLAIN, BY_EXAMPLE = LocalSettings(2, 3, 0.2, 0.5), LocalSettings(2, 3, 0.2, 0.5, ExamplePrivacy(0.4, 0.7))
-
-
-class Mine(nn.Dropout):
-    """Another kind of dropout."""
 
 
 def sequence(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -40,13 +29,6 @@ def built(seed: int = 6029) -> nn.Module:
 def trained(settings: LocalSettings, seed: int, model: nn.Module | None = None) -> Tensor:
     start = params_of(built())
     return local_update(model or built(), start, examples(7), settings=settings, source=seeded_source(seed))
-
-
-def test_layers_of_torch_that_drop_are_found_and_nothing_else_is() -> None:
-    encoder = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.3, batch_first=True)
-    kinds = [type(layer).__name__ for layer in dropout_layers(encoder)]
-    assert kinds == ["MultiheadAttention", "Dropout", "Dropout", "Dropout"]
-    assert dropout_layers(nn.Sequential(Mine(0.3), nn.Dropout(0.0), nn.MultiheadAttention(4, 2), nn.RReLU())) == []
 
 
 @pytest.mark.parametrize("settings", [PLAIN, BY_EXAMPLE])

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.data.datasets import load_task
-from discreet.data.examples import Examples, Task, TaskShape
+from discreet.data.examples import Examples
 from discreet.evaluation.predictions import named_parameters_of
-from discreet.models.model_check import check_fits, check_model
-from discreet.models.models import MODELS, build_model, flatten_parameters, load_parameters
+from discreet.models.model_check import check_model
+from discreet.models.models import build_model, flatten_parameters, load_parameters
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.recurrent import LSTMLayer
 from tests.node.clients import clipped, gradients
@@ -61,40 +60,6 @@ def test_clipped_sums_equal_a_loop_of_single_backward_passes(name: str, shape: t
     torch.testing.assert_close(total, clipped(each, 0.5), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_seed_decides_the_initial_parameters(name: str) -> None:
-    shape = (80,) if name == "lstm" else (1, 8, 8)
-    before = torch.random.get_rng_state()
-    first, again, other = (flatten_parameters(build_model(name, shape, 10, seed=s)) for s in (7, 7, 8))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("cnn", (30,)), ("cnn", (1, 9, 9)), ("cnn", (1, 28, 8)), ("lstm", (1, 8, 8))]
-)
-def test_a_shape_that_a_model_cannot_read_is_refused(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=rf"model\.name: {name} reads") as error:
-        build_model(name, shape, 10, seed=7)
-    assert str(shape) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "message"),
-    [
-        ("cnn", "breast_cancer", r"cnn reads images .* not \(30,\) \(data\.name: breast_cancer\)"),
-        ("lstm", "breast_cancer", "lstm reads text, but breast_cancer is numbers"),
-        ("mlp", "plays", "mlp reads numbers, but plays is text"),
-    ],
-)
-def test_a_model_that_does_not_fit_the_data_is_refused_naming_both(model: str, data: str, message: str) -> None:
-    table = Examples(torch.zeros(4, 80, dtype=torch.int64), torch.arange(4))
-    task = Task("plays", table, table, TaskShape((80,), 98)) if data == "plays" else load_task(data)
-    with pytest.raises(ValueError, match=message):
-        check_fits(model, task)
-
-
 class Tied(nn.Module):
     """Two names for one matrix, as in a language model whose output is its embedding."""
 
@@ -113,17 +78,6 @@ class Counting(nn.Module):
         super().__init__()
         self.layer = nn.Linear(2, 2)
         self.register_buffer("seen", torch.zeros(1), persistent=persistent)
-
-
-@pytest.mark.parametrize("shape", [(2,), (4,), (), (1, 3)])
-def test_a_vector_of_another_size_is_refused_and_changes_nothing(shape: tuple[int, ...]) -> None:
-    model = nn.Linear(2, 1)
-    before = flatten_parameters(model)
-    with pytest.raises(ValueError, match="the model has 3 trainable parameters"):
-        load_parameters(model, torch.ones(shape))
-    assert torch.equal(flatten_parameters(model), before)
-    load_parameters(model, torch.tensor([1.0, float("nan"), 3.0]))
-    assert str(flatten_parameters(model).tolist()) == "[1.0, nan, 3.0]"
 
 
 def test_tied_parameters_are_counted_once_and_stay_tied() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from discreet.data.datasets import load_task
-from discreet.models.model_check import check_model
 from discreet.models.models import build_model
 from discreet.models.scattering import Scattering, features_of, split_fixed
 from discreet.server.run_folder import RunFolder
@@ -31,31 +30,6 @@ def test_an_image_does_not_change_the_features_of_another() -> None:
     fixed, others = Scattering((1, 28, 28)), IMAGES.clone()
     others[1:] = 1 - others[1:]
     torch.testing.assert_close(fixed(IMAGES)[0], fixed(others)[0], rtol=0, atol=1e-6)
-
-
-def test_a_line_answers_most_to_the_wavelet_across_it() -> None:
-    image = torch.zeros(1, 1, 32, 32)
-    image[..., ::3] = 1.0  # upright lines, about a wave of the fine wavelets apart
-    fixed = Scattering((1, 32, 32))
-    found = torch.nn.functional.conv2d(image, fixed.fine)
-    strengths = found[:, :8].square().add(found[:, 8:].square()).mean((0, 2, 3))
-    assert int(strengths.argmax()) == 0  # direction 0 waves from left to right
-
-
-@pytest.mark.parametrize("shape", [(1, 28), (1, 28, 30)])
-def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"model\.name: scattering reads images .* multiples of 4"):
-        build_model("scattering", shape, 10, seed=1)
-
-
-def test_only_the_linear_part_is_trained_and_saved() -> None:
-    model = build_model("scattering", (1, 28, 28), 10, seed=1)
-    check_model(model)
-    fixed, learned = split_fixed(model)
-    assert fixed is model.get_submodule("0")
-    assert set(model.state_dict()) == {"1.weight", "1.bias"}
-    assert sum(values.numel() for values in learned.parameters()) == 81 * 49 * 10 + 10
-    assert split_fixed(learned) == (None, learned)
 
 
 def test_features_computed_once_are_those_of_the_whole_model() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
-from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
@@ -47,23 +45,6 @@ def test_epsilon_is_cumulative_over_runs_with_other_noise(tmp_path: Path) -> Non
     other = PoissonSampledDpEvent(0.1, GaussianDpEvent(0.9))
     after = charge(account(tmp_path / "ledger.db"), other, 2)
     assert after == pytest.approx(oracle((STEP, 4), (other, 2)), rel=5e-3)
-
-
-def test_clients_and_guarantees_have_accounts_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "clients.db"
-    charge(account(path), STEP, 4, by="7")
-    mine = account(path)
-    spent = {(name, client): mine.epsilon(mine.spent(name, client)) for name in (EXAMPLE, LOCAL) for client in "78"}
-    assert [key for key, epsilon in spent.items() if epsilon > 0] == [(EXAMPLE, "7")]
-
-
-def test_pure_epsilon_adds_up_and_is_infinite_with_gaussian_noise(tmp_path: Path) -> None:
-    mine = account(tmp_path / "ledger.db")
-    for scale in (4.0, 2.0):
-        charge(mine, LaplaceDpEvent(scale), 1, guarantee=LOCAL)
-    assert epsilon_of(mine.spent(LOCAL, ""), 0.0, "pld") == pytest.approx(0.75)
-    charge(mine, GaussianDpEvent(2.0), 1, guarantee=LOCAL)
-    assert epsilon_of(mine.spent(LOCAL, ""), 0.0, "pld") == math.inf
 
 
 def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
@@ -129,13 +110,3 @@ def test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed(tmp_path: P
     with pytest.raises(Refused, match="the example-level budget is spent"):
         mine.after([one], [budget])
     assert [release.count for release in mine.ledger.releases()] == [8]
-
-
-def test_what_another_client_was_charged_meanwhile_stands_in_nobodys_way(tmp_path: Path) -> None:
-    path = tmp_path / "clients.db"
-    mine, one, other = account(path), Charge(1, EXAMPLE, "1", STEP, 8), Charge(1, EXAMPLE, "2", STEP, 8)
-    mine.after([one], [])
-    mine.spent(EXAMPLE, "2")
-    DurableLedger(path).charge([other])
-    assert mine.write([one])
-    assert mine.spent(EXAMPLE, "2").num_releases == 8

@@ -22,7 +22,6 @@ from discreet.training.local_training import (
     LocalSettings,
     example_event,
     sampling_probability,
-    steps_of,
 )
 
 Values = NDArray[np.float64]
@@ -134,9 +133,3 @@ def test_for_a_real_removal_with_a_declared_number_it_holds(case: Case, declared
     assert case.true_delta(case.accounted(declared), case.worlds(declared)) < case.delta
     alone = case.worlds(declared, others=0)
     assert case.true_delta(case.accounted(declared), alone) == pytest.approx(case.delta, rel=1e-3)
-
-
-@pytest.mark.parametrize("n", [0, 1, 24, 25, 1000])
-def test_with_a_declared_number_sampling_and_steps_are_the_same_whatever_the_client_has(n: int) -> None:
-    how = LocalSettings(3, 8, 0.1, 0.0, ExamplePrivacy(1.0, 1.0, public_num_examples=25))
-    assert (sampling_probability(n, how), steps_of(n, how)) == (8 / 25, 3 * 4)

@@ -71,14 +71,6 @@ def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_e
     assert "this client has more examples than 16 * training.batch_size=128" in str(found["1"])
 
 
-def test_some_refuse_and_the_others_work(tmp_path: Path) -> None:
-    once = spent(enter(tmp_path, {"0": 40})["0"])
-    found = enter(tmp_path, {"0": 40, "1": 40}, f"privacy.example.max_epsilon={once}", number=2)
-    assert isinstance(found["1"], Admitted)
-    assert "the example-level budget is spent: this round would reach epsilon" in str(found["0"])
-    assert [row.data_owner for row in DurableLedger(tmp_path / "clients.db").releases()] == ["0", "1"]
-
-
 def test_a_client_that_one_of_two_budgets_refuses_is_charged_for_neither(tmp_path: Path) -> None:
     found = enter(tmp_path, {"0": 40}, *BOTH, "privacy.local.max_epsilon=0.1")
     assert "the local-level budget is spent" in str(found["0"])

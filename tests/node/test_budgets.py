@@ -72,17 +72,6 @@ def test_the_run_reports_the_largest_epsilon_that_a_client_spent(examples_run: t
     assert example["epsilon"]["rdp"] == pytest.approx(largest, rel=1e-6)
 
 
-def test_the_run_ends_after_the_round_in_which_the_last_client_refused(tmp_path: Path) -> None:
-    outcome = run(tmp_path / "run", *LOCAL, "privacy.local.kind=laplace")
-    taken = set(rounds_of(tmp_path / "run", "local").values())
-    assert len(taken) == 1  # equal noise, everybody in every round
-    assert outcome.checkpoint.round == taken.pop() + 1 < 9
-    assert outcome.stopped is not None
-    assert "every client refuses; the last one: client" in outcome.stopped
-    assert "the local-level budget is spent" in outcome.stopped
-    assert (tmp_path / "run" / "model.safetensors").exists()
-
-
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(kind: str, tmp_path: Path) -> None:
     words = ["sampling.kind=poisson", "sampling.probability=0.2", "rounds=60", "training.batch_size=512"]

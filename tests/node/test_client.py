@@ -17,7 +17,6 @@ from discreet.node.account import Refused
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.protocol.messages import MalformedMessage, TrainReply
-from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from tests.node.clients import EXAMPLE, LOCAL, OFF, SIZE, client, config, examples, linear, params_of, request
 
@@ -91,10 +90,6 @@ def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_pat
         work(client(examples(10), tmp_path / "ledger.db", delta=0.1), run)
 
 
-def test_with_a_declared_number_delta_is_compared_with_it_and_not_with_what_the_client_has(tmp_path: Path) -> None:
-    work(client(examples(40), tmp_path / "ledger.db", delta=0.06), config(*DECLARED, "privacy.delta=0.06"))
-
-
 def test_a_policy_whose_delta_is_one_in_n_examples_is_refused(tmp_path: Path) -> None:
     loose = ClientPolicy(max_epsilon=3.0, max_delta=0.1)
     work(client(examples(9), tmp_path / "ledger.db", policy=loose), config(*EXAMPLE))
@@ -112,40 +107,11 @@ def test_with_a_declared_number_the_charge_is_what_ran_whatever_the_client_has(c
     assert float(reply.update.norm()) > 0.01  # without examples it is noise
 
 
-@pytest.mark.parametrize("words", [EXAMPLE, DECLARED], ids=["the run declares none", "the run declares another"])
-def test_the_number_that_an_owner_declares_goes_before_the_runs(words: tuple[str, ...], tmp_path: Path) -> None:
-    work(client(examples(9), tmp_path / "ledger.db", policy=ClientPolicy(public_num_examples=40)), config(*words))
-    event = poisson_round_event(0.1, noise_multiplier=1.5)
-    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((event, 10),)
-
-
-def test_a_declared_number_that_does_not_go_with_the_run_is_refused_and_nothing_is_charged(tmp_path: Path) -> None:
-    who = client(examples(9), tmp_path / "ledger.db", policy=ClientPolicy(public_num_examples=3))
-    with pytest.raises(ConfigError, match=r"data\.public_num_examples must be at least training\.batch_size and"):
-        work(who, config(*EXAMPLE))
-    assert DurableLedger(tmp_path / "ledger.db").releases() == []
-
-
-def test_a_target_is_met_for_the_declared_number() -> None:
-    words = ("privacy.example.enabled=true", "privacy.example.target_epsilon=2", "data.public_num_examples=16")
-    settings = {local_settings(client_settings(config(*OFF, *words)), n).example for n in (0, 3, 99)}
-    (noise,) = {example.noise_multiplier for example in settings if example}
-    assert 1.99 < epsilon_spent([(poisson_round_event(0.25, noise_multiplier=noise), 4 * 4)], delta=1e-3) <= 2
-
-
 def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db", policy=ClientPolicy(min_noise_multiplier=2.0))
     with pytest.raises(Refused, match=r"requires a noise multiplier of 2; the example-level one is 1\.5"):
         work(who, config(*EXAMPLE))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
-
-
-def test_the_owners_budget_ends_the_clients_work(tmp_path: Path) -> None:
-    who = client(examples(10), tmp_path / "ledger.db", policy=ClientPolicy(max_epsilon=3.0, max_delta=1e-3))
-    spent = [work(who, config(*EXAMPLE), number).epsilon_example for number in (1, 2)]
-    with pytest.raises(Refused, match=r"budget of max-epsilon.* is spent: this round would reach epsilon 3\.01 of 3"):
-        work(who, config(*EXAMPLE), 3)
-    assert DurableLedger(tmp_path / "ledger.db").spent("example").epsilon(1e-3) == spent[-1]
 
 
 def test_a_request_beyond_the_planned_rounds_is_refused() -> None:
@@ -170,11 +136,3 @@ def test_a_target_chooses_the_noise_for_taking_part_in_every_round(tmp_path: Pat
     assert all(work(who, run, number).epsilon_example <= 2 for number in range(1, 5))
     with pytest.raises(Refused):
         work(who, run, 4)
-
-
-def test_local_noise_is_on_what_is_clipped_for_the_server(tmp_path: Path) -> None:
-    run = config(*LOCAL, "privacy.local.clip_norm=1e-6")
-    noisy, quiet = (work(client(examples(n), tmp_path / f"{n}.db"), run).update for n in (9, 0))
-    # The same draws: what differs is the update, clipped to clip_norm before the noise.
-    assert float((noisy - quiet).norm()) <= 1.01e-6
-    assert float(quiet.norm()) > 2e-6

@@ -18,7 +18,6 @@ import discreet.node.client
 from client_app.client_app import app
 from discreet.accounting.events import poisson_round_event
 from discreet.flower.server_messages import decode_reply, encode_request, parameters_record
-from discreet.flower.simulated_clients import leave_ticket
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.models import build_model
 from discreet.node.app import DPClient
@@ -101,13 +100,6 @@ def test_a_real_node_is_no_virtual_member_of_a_masked_sum(node: Node, tmp_path: 
     assert reason == "the masking request names a virtual client, and this node is no simulation's"
 
 
-def test_in_a_simulation_it_is_obeyed(tmp_path: Path) -> None:
-    run = run_of(*OFF, "training.batch_size=1000")
-    virtual = VirtualClient(3, str(tmp_path), leave_ticket(tmp_path))
-    read = decode_reply(send(asked(run, virtual)).content, round_number=1, num_params=SIZE)
-    assert torch.allclose(read.update, update_of(run, 3), atol=1e-6)
-
-
 def refused(reply: Message) -> str:
     assert reply.has_error()
     assert reply.error.code == REFUSED_CODE
@@ -151,13 +143,6 @@ MALFORMED = {
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED.keys())
 def test_a_request_that_can_not_be_read_is_refused_and_does_not_end_the_client(content: RecordDict) -> None:
     assert refused(send(content))
-
-
-def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
-    reason = refused(send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(path)}))
-    assert reason == "the ledger of this client can't be used"
 
 
 def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,13 +210,6 @@ def test_a_real_node_goes_by_the_number_that_was_declared(owner: Node, counted: 
     assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example > 0
 
 
-def test_what_a_node_spent_is_in_its_ledger_and_in_its_reply(tmp_path: Path) -> None:
-    DurableLedger.create(tmp_path / "ledger.db")
-    reply = send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(tmp_path / "ledger.db")})
-    spent = DurableLedger(tmp_path / "ledger.db").spent("example").epsilon(1e-3)
-    assert decode_reply(reply.content, round_number=1, num_params=SIZE).epsilon_example == spent > 0
-
-
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
 @pytest.mark.parametrize("order", [1, -1], ids=["example first", "local first"])
 def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(kind: str, order: int, tmp_path: Path) -> None:
@@ -246,3 +224,10 @@ def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(kind: str, or
     reason = refused(send(asked(second), node=owner))
     assert "the budget of max-epsilon, for all guarantees together, is spent: this round would reach" in reason
     assert len(ledger.releases()) == 1
+
+
+def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
+    reason = refused(send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(path)}))
+    assert reason == "the ledger of this client can't be used"

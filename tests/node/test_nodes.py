@@ -6,17 +6,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from discreet.flower.simulated_clients import leave_ticket
-from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.node.account import Refused
 from discreet.node.nodes import client_of, node_client, share_of, virtual_client
 from discreet.protocol.messages import TrainRequest, VirtualClient, Work
 from discreet.settings.settings import Settings
-from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request
+from tests.node.clients import LOCAL, OFF, config, ledger_at, request
 
 DIGITS = ("data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
 NODE = {"partition-id": 1, "num-partitions": 4}
@@ -45,15 +43,6 @@ def test_a_node_draws_secure_noise_whatever_seed_the_request_names() -> None:
     run = run_of(*OFF, "seed=51407")
     assert node_client(named(run, 1, Path()), NODE).source.is_secure
     assert not virtual_client(named(run, 1, Path())).source.is_secure
-
-
-def test_a_node_keeps_its_account_where_its_owner_said(tmp_path: Path) -> None:
-    run, path = run_of(*EXAMPLE), tmp_path / "mine" / "ledger.db"
-    ledger_at(path)
-    client = node_client(named(run, 0, tmp_path / "theirs"), NODE | {"ledger": str(path)})
-    assert client.accounts is not None
-    assert client.accounts.ledger.path == path
-    assert not (tmp_path / "theirs").exists()
 
 
 @pytest.mark.parametrize("ticket", ["", "0" * 64, "another simulation's", "that of an owner's node"])
@@ -127,25 +116,6 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "local"])
-def test_a_node_without_a_ledger_refuses_where_it_has_to_account(words: tuple[str, ...]) -> None:
-    run = run_of(*words)
-    with pytest.raises(Refused, match="this node has no ledger: start it with"):
-        node_client(request(run), NODE)
-    assert node_client(request(run_of(*OFF)), NODE).accounts is None
-
-
-@pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
-def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
-    with pytest.raises(Refused, match="this node has no data"):
-        node_client(request(run_of(*OFF)), node)
-
-
-def test_a_node_of_another_federation_refuses() -> None:
-    with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
-        node_client(request(run_of(*OFF)), {"partition-id": 1, "num-partitions": 5})
-
-
 def test_a_budget_is_no_more_than_it_says_whatever_delta_the_server_names(tmp_path: Path) -> None:
     # Without a delta of the owner's, a server had 34 rounds of multiplier 1 at delta 0.98 for 4: they cost 41 at 1e-5.
     path = ledger_at(tmp_path / "ledger.db").path
@@ -166,28 +136,18 @@ def test_a_policy_that_can_not_be_read_is_a_refusal() -> None:
         node_client(request(run_of(*OFF)), NODE | {"max-delta": "small"})
 
 
-def test_virtual_clients_share_one_ledger_with_an_account_each(tmp_path: Path) -> None:
-    run = run_of(*EXAMPLE)
-    ledger_at(tmp_path / CLIENTS_LEDGER)
-    for number in (0, 2):
-        asked = named(run, number, tmp_path)
-        virtual_client(asked).answer(asked, torch.zeros(650))
-    assert DurableLedger(tmp_path / CLIENTS_LEDGER).data_owners("example") == ["0", "2"]
-
-
-def test_with_a_seed_a_virtual_client_draws_by_round_and_client_alone(tmp_path: Path) -> None:
-    run = run_of(*EXAMPLE, "seed=51407")
-    ledger_at(tmp_path / CLIENTS_LEDGER)
-
-    def words(client: int, number: int) -> tuple[int, ...]:
-        drawn = virtual_client(named(run, client, tmp_path, number)).source.words(2)
-        return tuple(np.asarray(drawn).tolist())
-
-    assert words(1, 1) == words(1, 1)
-    assert len({words(client, number) for client in (0, 1) for number in (1, 2)}) == 4
-
-
 def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: Path) -> None:
     assert leave_ticket(tmp_path) != leave_ticket(tmp_path)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
+def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="this node has no data"):
+        node_client(request(run_of(*OFF)), node)
+
+
+def test_a_node_of_another_federation_refuses() -> None:
+    with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
+        node_client(request(run_of(*OFF)), {"partition-id": 1, "num-partitions": 5})

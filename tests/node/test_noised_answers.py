@@ -32,8 +32,7 @@ from discreet.queries.query import Query
 from discreet.server.plan import plan_of
 from discreet.server.run_plan import answers_of
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.evaluation import MEANS, METRICS
-from discreet.settings.rules import ConfigError
+from discreet.settings.evaluation import MEANS
 from discreet.settings.settings import client_settings
 from tests.node.clients import EXAMPLE, OFF, client, config, examples, ledger_at, linear, params_of, rejects_gaussian
 from tests.replay import replay
@@ -109,12 +108,6 @@ def test_no_answer_passes_the_l1_norm_that_laplace_noise_is_drawn_for(kind: str,
         else:
             targets = torch.randint(0 if kind == LABELS else -1, 2, (7, shape.num_outputs), generator=draw).float()
         assert float(asked.answer(outputs, targets).abs().sum()) <= asked.l1_norm + 1e-12
-
-
-def test_the_l1_norm_of_shares_is_their_sum_and_of_one_number_its_bound() -> None:
-    assert [query(name).l1_norm for name in ("accuracy", "loss", "clients", "calibration")] == [1] * 4
-    assert query("accuracy", "loss").l1_norm == pytest.approx(math.sqrt(2))
-    assert set(METRICS) == {name for _, name in EACH}
 
 
 @pytest.mark.parametrize("draws", [1, 4])
@@ -207,10 +200,6 @@ def test_a_budget_that_steps_or_answer_alone_would_keep_is_held_against_both(tmp
     assert "this round would reach epsilon" in str(both)
 
 
-def test_a_client_without_a_ledger_does_not_rate() -> None:
-    assert isinstance(admit(ask("example", RATE), {"": 6}, accounts=None)[""], Refused)
-
-
 @levels
 @works
 def test_an_owners_least_noise_holds_for_the_answer_too(level: str, work: Work, tmp_path: Path) -> None:
@@ -271,27 +260,3 @@ def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[s
     assert isinstance(noise, LocalAnswerNoise)
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
     assert answers_of(plan_of(cohort), asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)
-
-
-REFUSED = {
-    "privacy.user.enabled must be false with evaluation.kind=private and privacy.example.enabled": (
-        "privacy.user.enabled=true",
-        "privacy.user.target_epsilon=4",
-    ),
-    "privacy.example.enabled must be false with evaluation.kind=private and privacy.local": LEVELS["gaussian"][-2:],
-    "privacy.local.kind must be none, gaussian or laplace with evaluation.kind=private": (
-        "privacy.example.enabled=false",
-        "privacy.local.kind=laplace_step",
-        "privacy.local.noise_multiplier=2",
-    ),
-    "data.public_num_examples must be left out with evaluation.kind=private": ("data.public_num_examples=50",),
-    "evaluation.metrics must be of accuracy, loss, auc, calibration, mae, rmse": (
-        "evaluation.metrics=[accuracy,clients]",
-    ),
-}
-
-
-def test_what_can_not_be_honoured_is_refused_in_one_line() -> None:
-    for message, words in REFUSED.items():
-        with pytest.raises(ConfigError, match=message):
-            settings("example", *words)

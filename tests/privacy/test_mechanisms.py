@@ -57,23 +57,6 @@ def test_noise_has_the_size_that_its_event_says_and_not_a_tenth_more_or_less(
     assert not has_mean_square(1.1 * sample, variance, kurtosis=kurtosis)
 
 
-@pytest.mark.parametrize("mechanism", [Gaussian(1.3), Gaussian(1.3, draws=4), Laplace(1.3)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_noise_does_not_depend_on_the_total(mechanism: Gaussian | Laplace, dtype: torch.dtype) -> None:
-    total = torch.linspace(-2, 2, 60, dtype=dtype).reshape(3, 4, 5)
-    noised = mechanism.add_noise(total, 0.5, seeded_source(7349))
-    noise = mechanism.add_noise(torch.zeros_like(total), 0.5, seeded_source(7349))
-    assert noised.shape == total.shape
-    assert noised.dtype == dtype
-    assert torch.equal(noised, total + noise)
-    steps, grid = torch.arange(-30, 30) * 10**9, grid_for(0.5, 60)
-    noised, noise = (
-        mechanism.add_grid_noise(each, 0.5, grid=grid, source=seeded_source(7349))
-        for each in (steps, torch.zeros_like(steps))
-    )
-    assert torch.equal(noised - noise, steps)
-
-
 @pytest.mark.parametrize("mechanism", [Gaussian(0.0), Laplace(0.0)])
 def test_no_noise_leaves_a_total_alone_and_costs_infinite_epsilon(mechanism: Gaussian | Laplace) -> None:
     total = torch.tensor([1.5, -2.0])

@@ -83,14 +83,6 @@ def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
     assert torch.allclose(answer, torch.tensor([0.6, 0.8, 0.0]).double() / math.sqrt(2))
 
 
-def test_one_example_of_ten_classes_fills_the_norm_of_auc_half_by_its_positive_and_half_by_its_negatives() -> None:
-    kinds = query(TEN, "auc").answer(torch.zeros(1, 10), torch.tensor([3])).reshape(10, 2, -1)
-    negatives, positives = kinds.sum(dim=2).unbind(dim=1)
-    assert float(kinds.norm()) == pytest.approx(1, rel=1e-12)
-    assert positives.tolist() == pytest.approx([0.0] * 3 + [math.sqrt(1 / 2)] + [0.0] * 6)
-    assert negatives.tolist() == pytest.approx([math.sqrt(1 / 18) * (place != 3) for place in range(10)])
-
-
 def test_a_sequence_adds_its_own_share_and_moves_no_others() -> None:
     # One example of n moves the answer by at most 1 / n, however many positions it has: clients noise it for that.
     asked, n = query(TAGGED, "accuracy", "loss"), 7
@@ -112,18 +104,3 @@ def test_an_output_that_is_no_number_is_the_worst_answer() -> None:
     assert float(query(TWO, "accuracy").answer(nan, target)) == -1
     assert float(query(TWO, "loss").answer(nan, target)) == 1
     assert float(query(NUMBERED, "mae").answer(nan, torch.zeros(3, 2))) == 1
-
-
-@pytest.mark.parametrize(
-    ("names", "shape", "words"),
-    [
-        (["accuracy", "mae"], TWO, "accuracy, loss, auc, calibration, clients if classes .*mae is none"),
-        (["accuracy"], NUMBERED, "mae, rmse, r2, clients if numbers .*accuracy is none"),
-        (["auc"], TAGGED, "accuracy, loss, clients if sequences .*auc is none"),
-        (["accuracy", "accuracy"], LABELLED, "different names"),
-        ([], TWO, "list of different names"),
-    ],
-)
-def test_metrics_that_do_not_fit_are_refused_with_the_choices(names: list[str], shape: TaskShape, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        metric_blocks(names, shape)

@@ -12,7 +12,6 @@ from torch import nn
 from discreet.data.examples import Examples
 from discreet.data.targets import LABELS, NUMBERS, Target
 from discreet.queries.metrics import class_indicators, evaluate
-from discreet.queries.scores import EvaluationResult
 from discreet.training.losses import LOSSES
 
 NAN, INF = float("nan"), float("inf")
@@ -37,33 +36,11 @@ def test_loss_and_accuracy_are_those_computed_by_hand() -> None:
     assert result.scores["accuracy"] == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 10, 11])
-def test_the_batch_size_does_not_matter(batch_size: int) -> None:
-    generator = torch.Generator().manual_seed(60013)
-    table = Examples(torch.randn(10, 4, generator=generator), torch.arange(10) % 4)
-    whole, parts = evaluate(Logits(), table), evaluate(Logits(), table, batch_size=batch_size)
-    assert parts.scores == whole.scores
-    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
-
-
 def test_a_nan_among_the_logits_makes_the_loss_nan_and_the_example_wrong() -> None:
     # The NaN stands where the target is: argmax would take it for the largest value.
     result = evaluate(Logits(), logits([NAN, 0.0], [1.0, 0.0], targets=[0, 0]))
     assert math.isnan(result.loss)
     assert result.scores["accuracy"] == 0.5
-
-
-def test_an_infinite_loss_is_reported_as_infinite() -> None:
-    result = evaluate(Logits(), logits([-INF, 0.0], targets=[0]))
-    assert result == EvaluationResult(INF, {"accuracy": 0.0})
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_off_and_the_mode_comes_back(training: bool) -> None:
-    model = nn.Dropout(0.9).train(training)
-    table = logits([5.0, 0.0], targets=[0])
-    assert evaluate(model, table).loss == pytest.approx(math.log1p(math.exp(-5)), rel=1e-5)
-    assert model.training == training
 
 
 def test_indicators_are_those_counted_by_hand() -> None:
@@ -79,22 +56,6 @@ def test_indicators_are_those_counted_by_hand() -> None:
     assert found["loss"] == pytest.approx(expected)
 
 
-def test_indicators_of_many_classes_are_means_over_classes() -> None:
-    probabilities = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.6, 0.2, 0.2]], dtype=torch.float64)
-    found = class_indicators(probabilities, torch.tensor([0, 1, 2]))
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    assert found["recall"] == pytest.approx((1 + 1 + 0) / 3)
-    assert found["precision"] == pytest.approx((0.5 + 1 + 0) / 3)
-    assert found["loss"] == pytest.approx(-(math.log(0.8) + math.log(0.7) + math.log(0.2)) / 3)
-
-
-def test_with_a_single_class_auc_and_ks_are_undefined() -> None:
-    found = class_indicators(torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=torch.float64), torch.tensor([0, 0]))
-    assert math.isnan(found["auc"])
-    assert math.isnan(found["ks"])
-    assert found["accuracy"] == 0.5
-
-
 def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
     price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
     table = Examples(torch.tensor([[-0.5], [0.0], [1.0]]), price.scaled(torch.tensor([[40.0], [110.0], [190.0]])))
@@ -102,15 +63,6 @@ def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
     said, truth = [50.0, 100.0, 200.0], [40.0, 110.0, 190.0]
     assert result.scores == pytest.approx({"r2": r2_score(truth, said), "mae": 10.0}, rel=1e-6)
     assert result.loss == pytest.approx(0.01, rel=1e-5)
-
-
-def test_a_number_that_is_not_finite_leaves_no_score() -> None:
-    price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
-    result = evaluate(
-        Logits(), Examples(torch.tensor([[NAN], [0.0]]), torch.zeros(2, 1)), loss=LOSSES["squared"], target=price
-    )
-    assert math.isnan(result.loss)
-    assert all(map(math.isnan, result.scores.values()))
 
 
 def test_labels_are_right_one_by_one_and_auc_leaves_out_a_label_that_never_changes() -> None:

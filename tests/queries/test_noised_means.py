@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from discreet.data.examples import TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
-from discreet.queries.answers import Estimate, quantile
 from discreet.queries.metric_answers import metric_blocks, metrics_of
 from discreet.queries.query import Query, Sums
 
@@ -110,48 +108,3 @@ def test_with_smaller_standard_errors_it_is_not(kind: str, name: str) -> None:
     only_bounded = name in ("clients", "calibration")  # their standard errors are bounds
     hits = drawn(kind, name, scale=0.2 if only_bounded else 0.5).values()
     assert (min if only_bounded else max)(hits) < 170
-
-
-@pytest.mark.parametrize(("kind", "name"), EACH)
-def test_with_a_sampled_cohort_the_error_covers_the_sampling_too(kind: str, name: str) -> None:
-    assert min(drawn(kind, name, probability=0.4, z=0.5).values()) >= 183
-
-
-def test_of_200_clients_with_noise_5_accuracy_is_known_to_4_2_points_and_to_less_with_other_metrics() -> None:
-    alone, both = (
-        query_of(CLASSES, *names).noised(Sums([0.0] * len(names), 0.3 * 200, 5.0))[0]
-        for names in (["accuracy"], ["accuracy", "loss"])
-    )
-    assert alone.stddev == pytest.approx(0.0417, abs=1e-4)
-    assert both.stddev == pytest.approx(alone.stddev * math.sqrt(2))
-
-
-@pytest.mark.parametrize(("kind", "name"), EACH)
-def test_noise_alone_is_read_without_a_fault(kind: str, name: str) -> None:
-    query, source = query_of(kind, name), torch.Generator().manual_seed(31511)
-    for _ in range(20):
-        noise = torch.randn(query.length, generator=source) * 5
-        for one in query.read(Sums(noise.tolist(), 1.0, 5.0)).values():
-            assert one.standard_error > 0
-            assert math.isfinite(one.value) or one.standard_error == math.inf
-
-
-def test_an_auc_of_one_class_alone_is_no_number() -> None:
-    query = query_of(CLASSES, "auc")
-    mean = query.answer(torch.randn(9, 2, generator=torch.Generator().manual_seed(3)), torch.zeros(9).long())
-    found = query.read(Sums(mean.tolist(), 1.0, 1e-3))["auc"]
-    assert math.isnan(found.value)
-    assert found.standard_error == math.inf
-
-
-def test_a_quantile_is_that_of_the_histogram_and_moves_with_its_noise() -> None:
-    shares = torch.full((20,), 1 / 20, dtype=torch.float64)
-    (part,) = query_of(CLASSES, "clients").noised(Sums(shares.tolist(), 1.0, 0.0))
-    edges = torch.linspace(0, 1, 21, dtype=torch.float64)
-    assert quantile(part, 0.31, edges).value == pytest.approx(0.31)
-    louder = replace(part, stddev=0.01)
-    # The cumulative share at 0.31 is 6.2 bins of 20: its error is 0.01 * sqrt(7 * 0.69^2 + 13 * 0.31^2).
-    assert quantile(louder, 0.31, edges).standard_error == pytest.approx(
-        0.01 * math.sqrt(7 * 0.69**2 + 13 * 0.31**2), rel=0.35
-    )
-    assert quantile(replace(part, mean=-shares), 0.5, edges) != Estimate(0.5, 0.0)

@@ -11,12 +11,8 @@ from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_facts, status_lines
 from discreet.ledger.durable_ledger import Charge
-from discreet.reporting.drawing import canvas
-from discreet.reporting.page import report_of
-from discreet.reporting.pictures import draw_errors, pictures_of
 from discreet.reporting.records import RunRecord, read_runs
 from discreet.reporting.spending import ratings_cost
-from discreet.reporting.table import ratings_table
 from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder
 from tests.made_runs import make_run
@@ -56,14 +52,6 @@ def test_status_has_a_line_with_the_last_rating_and_both_errors(tmp_path: Path) 
     assert not any(line.startswith("model") for line in status_lines(folder))
 
 
-def test_the_table_has_every_rating_with_both_errors_and_says_what_noise_has_left_nothing_of(tmp_path: Path) -> None:
-    folder = rated_run(tmp_path / "run", last=(float("nan"), float("inf"), float("inf")))
-    first, second = ratings_table(record_of(folder))
-    assert [*first.values()] == ["1", "accuracy", "0.5000", "0.0500", "0.0400"]
-    assert second["value"].startswith("not known")
-    assert "accuracy not known (the noise leaves nothing to read)" in "\n".join(status_lines(folder))
-
-
 def test_the_price_is_the_difference_to_the_same_rounds_without_ratings(tmp_path: Path) -> None:
     (said,) = ratings_cost(record_of(rated_run(tmp_path / "run")))
     with_ratings, without = (
@@ -82,28 +70,3 @@ def test_a_client_that_noises_its_own_answers_pays_for_them_alone(tmp_path: Path
     (said,) = ratings_cost(record_of(folder))
     alone = PLDAccountant().compose(GaussianDpEvent(3.0), 2).get_epsilon(1e-3)
     assert f"its answers to 2 ratings, if it gave them all, cost {alone:.4g} alone" in said
-
-
-def test_the_bars_reach_one_standard_error_to_either_side(tmp_path: Path) -> None:
-    (picture, *_) = pictures_of([record_of(rated_run(tmp_path / "run"))])
-    assert picture.title == "Accuracy after each round"
-    assert "accuracy, by clients" in picture.svg
-    assert "one standard error" in picture.note
-    with canvas() as (_, (axes,)):
-        draw_errors(axes, record_of(rated_run(tmp_path / "other")), "accuracy")
-        (bars,) = axes.collections
-        assert [tuple(path.vertices[:, 1]) for path in bars.get_paths()][1] == pytest.approx((0.65, 0.75))
-
-
-def test_no_picture_calls_what_clients_said_a_public_test_set(tmp_path: Path) -> None:
-    rated, public = rated_run(tmp_path / "a"), make_run(tmp_path / "b", "privacy.user.noise_multiplier=3")
-    for folders, said in (([rated], 0), ([public], 1)):
-        report = report_of([folder.path for folder in folders])
-        assert sum(picture.svg.count(", public test set<") for picture in report.pictures) == said
-    both = report_of([rated.path, public.path])
-    assert "standard error" in both.pictures[0].note
-    assert "accuracy_error" in both.rows[0]
-    both.write_page(tmp_path / "page.html")
-    assert "<h2>Ratings by clients</h2>" not in (tmp_path / "page.html").read_text()
-    report_of([rated.path]).write_page(tmp_path / "page.html")
-    assert "<h2>Ratings by clients</h2>" in (tmp_path / "page.html").read_text()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.reporting.page import report_of
-from discreet.reporting.records import find_runs, read_runs
+from discreet.reporting.records import find_runs
 from discreet.server.run_folder import RunFolder
 from discreet.settings.places import conf_folder
 from tests.command import simulate as main
@@ -127,33 +126,3 @@ def test_a_sweep_runs_by_one_command(name: str, tmp_path: Path) -> None:
     small, count = SWEEPS[name]
     run(f"experiment={name}", "rounds=1", f"hydra.sweep.dir={tmp_path}", *small)
     assert len(find_runs([tmp_path])) == count
-
-
-def test_a_sweep_by_hand_is_the_product_of_its_lists(tmp_path: Path) -> None:
-    tried = ["privacy.user.noise_multiplier=0.5,1", "privacy.user.clip.kind=adaptive,fixed"]
-    small = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
-    run("--multirun", f"hydra.sweep.dir={tmp_path}", *small, *tried)
-    users = [record.config.privacy.user for record in read_runs(find_runs([tmp_path]))]
-    found = [(user.noise_multiplier, user.clip.kind) for user in users]
-    assert found == [(noise, kind) for noise in (0.5, 1.0) for kind in ("adaptive", "fixed")]
-
-
-@pytest.mark.slow
-def test_plain_and_noised_runs_share_one_picture(tmp_path: Path) -> None:
-    small = ["rounds=2", "data.num_clients=20", f"hydra.sweep.dir={tmp_path}"]
-    run("experiment=dp_fedavg_client_side_sweep", *small)
-    picture = next(each for each in report_of([tmp_path]).pictures if each.title == "Accuracy after each round")
-    labels = ["local.kind none", *(f"local.kind gaussian, noise_multiplier {z}" for z in (0.1, 0.25, 0.5, 1, 2))]
-    assert all(f">{label}<" in picture.svg for label in labels)
-
-
-def test_the_primihub_experiment_writes_what_its_original_does(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    run("experiment=homo_lr_dpsgd", "rounds=1", f"output_dir={folder}")
-    found = json.loads((folder / "indicators.json").read_text())["test"]
-    assert {"accuracy", "auc", "ks", "precision", "recall", "f1", "loss"} < {*found}
-    assert found["accuracy"] == pytest.approx(RunFolder(folder).read_metrics()[-1]["accuracy"])
-    assert (folder / "predictions.csv").read_text().count("\n") == 115
-    assert (folder / "model.safetensors").is_file()
-    pictures = report_of([folder]).pictures
-    assert any(">pld<" in picture.svg and "rdp, classic conversion<" in picture.svg for picture in pictures)

@@ -36,10 +36,3 @@ def test_a_fixed_size_cohort_is_drawn_from_the_population_not_from_who_is_connec
     assert p_value(sampling, range(2), [1 / 6, 4 / 6, 1 / 6]) > ALARM
     assert p_value(sampling, range(2), [1 / 4, 2 / 4, 1 / 4]) < ALARM
     assert {len(sampling.draw(range(4), seeded_source(seed))) for seed in range(9)} == {2}
-
-
-def test_each_connected_client_keeps_its_chance_whoever_else_is_there() -> None:
-    sampling, source = CohortSampling("fixed", 0.25, 8), seeded_source(21557)
-    asked = sum(5 in sampling.draw([5], source) for _ in range(DRAWS))
-    assert stats.binomtest(asked, DRAWS, 0.25).pvalue > ALARM
-    assert stats.binomtest(asked, DRAWS, 0.35).pvalue < ALARM

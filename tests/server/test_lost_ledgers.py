@@ -196,17 +196,6 @@ def test_processes_that_charge_one_file_at_the_same_moment_leave_nothing_unknown
         assert guard.recall(DurableLedger(node).position().identity) == DurableLedger(node).position()
 
 
-def test_a_ledger_is_made_by_an_explicit_act_and_never_over_another(
-    node: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = node.parent.parent / "made" / "ledger.db"
-    assert ledger_command(["create", str(made)]) == 0
-    assert charges_of(made) == 0
-    assert ledger_command(["create", str(node)]) == 2
-    assert "exists already, and is not made anew" in capsys.readouterr().err
-    assert charges_of(node) == 2
-
-
 def test_without_a_folder_for_what_is_known_nothing_is_charged(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATE_VARIABLE, str(node))
     with pytest.raises(LedgerError, match=f"{STATE_VARIABLE} names another folder"):

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from discreet.accounting.noise_ratio import LARGEST_FEEDBACK, noise_ratio
+from discreet.accounting.noise_ratio import noise_ratio
 from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook
 from discreet.server.plan import Plan, plan_of, planned, resolve_noise
 from discreet.settings.compose import load_config
@@ -54,14 +54,6 @@ def test_no_measured_run_that_is_allowed_ended_more_than_three_points_below_its_
             lost.setdefault(row["settings"], []).append(float(row["best_accuracy"]) - float(row["accuracy"]))
     assert len(lost) >= 20
     assert {settings: points for settings, points in lost.items() if fmean(points) > POINTS} == {}
-
-
-def test_measured_runs_a_little_above_the_limit_did_or_were_lost() -> None:
-    plain = [row for row in MEASURED if "shrink" not in row["settings"]]
-    above = [row for row in plain if LARGEST_FEEDBACK < float(row["feedback"]) <= 9]
-    lost = [float(row["best_accuracy"]) - float(row["accuracy"]) > POINTS for row in above]
-    ended = [f"rounds={row['rounds']} " not in row["settings"] for row in above]
-    assert sum(map(any, zip(lost, ended, strict=True))) >= 4
 
 
 def test_the_measured_feedback_and_refusals_are_those_of_the_rule() -> None:
@@ -116,24 +108,14 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_it_runs_where_it_is_told_to_and_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    words = [*NOISY, "privacy.user.too_noisy=warn", f"output_dir={tmp_path / 'run'}"]
-    with caplog.at_level(logging.INFO, logger="discreet"):
-        simulate(load_config(words))
-    (record,) = (record for record in caplog.records if "times as long as the clip norm" in record.message)
-    assert record.levelno == logging.WARNING
-
-
-@pytest.mark.parametrize("rounds", [1, 10])
-def test_a_short_run_is_warned_of_by_the_same_measure_with_what_would_do(
-    rounds: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("word", ["rounds=1", "rounds=10", "privacy.user.too_noisy=warn"])
+def test_a_short_run_and_one_that_is_told_to_go_on_are_warned_of_by_the_same_measure(
+    word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    simulate(load_config([*NOISY, f"rounds={rounds}", f"output_dir={tmp_path / 'run'}"]))
+    simulate(load_config([*NOISY, word, f"output_dir={tmp_path / 'run'}"]))
     (record,) = (record for record in caplog.records if "times as long as the clip norm" in record.message)
     assert record.levelno == logging.WARNING
-    assert re.search(
-        r"drive the model: [\d.]+, above 6\.5 .* not refused; take a population of \d+ clients", record.message
-    )
+    assert re.search(r"drive the model: [\d.]+, above 6\.5 ", record.message)
 
 
 def test_a_run_that_has_begun_may_go_on() -> None:

@@ -17,13 +17,10 @@ from flwr.app import Context, RecordDict
 from discreet.cli.status import status_facts, status_lines
 from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
-from discreet.server.run_folder import RunFolder, RunStatus, only_writer
-from discreet.server.training_run import after_round
-from discreet.server.transport import Failure, ReplyStats
+from discreet.server.run_folder import RunFolder, only_writer
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from tests.command import status as status_main
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
 
@@ -49,15 +46,6 @@ def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> Non
     assert datetime.fromisoformat(line["time"]).tzinfo == UTC
 
 
-def test_json_lines_stay_one_line_with_an_exception_and_line_breaks(written: io.StringIO) -> None:
-    try:
-        raise ValueError("a\nb")
-    except ValueError:
-        logging.getLogger("discreet.test").exception("it\nfailed")
-    (line,) = written.getvalue().splitlines()
-    assert "ValueError: a\nb" in json.loads(line)["exception"]
-
-
 def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     facts = status_facts(done)
     assert (facts["state"], facts["round"], facts["rounds"], facts["nodes"]) == ("finished", 2, 2, 4)
@@ -67,32 +55,6 @@ def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     assert epsilon["user"]["left"] == pytest.approx(9 - epsilon["user"]["spent"])
     assert epsilon["example"] is None
     assert "epsilon    example none (off)" in status_lines(done)
-
-
-def test_the_status_command_prints_text_and_json(done: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_main([str(done.path)]) == 0
-    assert "round      2 of 2" in capsys.readouterr().out
-    assert status_main([str(done.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["round"] == 2
-
-
-def test_the_status_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_main([str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
-
-
-def test_failures_add_up_over_rounds_and_the_last_one_is_kept() -> None:
-    status = RunStatus("running", 9)
-    rounds = [
-        (4, [Failure(7, "late", ""), Failure(7, "late", "")]),
-        (3, [Failure(9, "late", ""), Failure(8, "refused", "no")]),
-    ]
-    for number, (nodes, failures) in enumerate([*rounds, (4, list[Failure]())], 1):
-        stats = ReplyStats()
-        stats.miss(failures)
-        status = after_round(status, stats, number=number, nodes=nodes)
-    assert status.failures == {"late": 3, "refused": 1}
-    assert (status.nodes, status.last_failure, status.last_failure_round) == (4, "client 8 refused: no", 2)
 
 
 def test_a_folder_that_has_settings_of_an_earlier_version_opens(done: RunFolder, tmp_path: Path) -> None:
@@ -134,13 +96,3 @@ def test_what_the_machine_sets_changes_no_run_that_is_resumed(done: RunFolder, m
     monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
     config = config_of(Context(1, 1, {}, RecordDict(), {"overrides": f"resume=true output_dir='{done.path}'"}))
     assert config == replace(done.read_config(), resume=True)
-
-
-def test_the_environment_chooses_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISCREET_LOG_FORMAT", "json")
-    assert load_config().operations.log_format == "json"
-    monkeypatch.setenv("DISCREET_LOG_FORMAT", "xml")
-    with pytest.raises(ValueError, match="log_format must be one of text, json"):
-        log_to(io.StringIO())
-    with pytest.raises(ConfigError, match=r"operations\.log_format must be one of text, json"):
-        load_config()

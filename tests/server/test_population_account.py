@@ -101,15 +101,6 @@ def test_a_target_chooses_noise_for_the_run_and_bounds_all_runs(path: Path) -> N
     assert PrivacyLedger(account(path).total().entries).epsilon(1e-3) <= 1
 
 
-def test_a_run_says_at_its_start_how_many_rounds_there_is_room_for(path: Path) -> None:
-    mine = account(path, budget=1.5)
-    mine.charge(one_more())
-    rounds = [Charge(0, "user", "", EVENT)] * 20
-    assert f"has room for {FIT[1.5] - 1} of the 20 rounds" in mine.outlook(rounds)
-    assert f"has room for {FIT[1.5] - 3} of the 20 rounds" in mine.outlook(rounds, rounds[:2])
-    assert mine.outlook(rounds[:2]).endswith("is spent by 1 run")
-
-
 def test_an_accounts_own_limit_holds_whatever_a_run_asks_for(tmp_path: Path) -> None:
     path = tmp_path / "people.db"
     create_account(path, PEOPLE, max_epsilon=0.7)
@@ -280,30 +271,12 @@ def test_a_run_that_has_no_checkpoint_keeps_its_account_too(path: Path) -> None:
         run(other, "first", "rounds=1", "resume=true")
 
 
-def test_a_run_goes_on_with_an_account_that_was_moved(path: Path) -> None:
-    folder, moved = run(path, "first", "rounds=1"), path.with_name("moved.db")
-    _checkpoint(path)
-    path.rename(moved)
-    DurableLedger(moved).adopt()
-    run(moved, "first", "rounds=2", "resume=true")
-    assert json.loads((folder / "privacy.json").read_text())["account"]["releases"] == 2
-
-
 def test_a_run_that_charged_an_account_does_not_go_on_without_it(path: Path) -> None:
     folder = run(path, "first", "rounds=1")
     config = RunFolder(folder).read_config()
     user = replace(config.privacy.user, account=None)
     with pytest.raises(LedgerError, match=r"sampling.population_name was people, is None"):
         simulate(replace(config, rounds=2, resume=True, privacy=replace(config.privacy, user=user)))
-
-
-def test_rows_bear_the_run_that_charged_them_by_where_it_began(path: Path) -> None:
-    folder = run(path, "first", "rounds=1")
-    moved = folder.rename(folder.with_name("elsewhere"))
-    ledger = DurableLedger(moved / "ledger.db")
-    ledger.adopt()
-    simulate(replace(RunFolder(moved).read_config(), rounds=2, resume=True, output_dir=str(moved)))
-    assert account(path).runs() == [f"{folder} {ledger.position().identity}"]
 
 
 @pytest.mark.parametrize("population", [("", 20, 1e-3), ("people", 0, 1e-3), ("people", 20, 0.05), ("people", 20, 0.0)])

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
-from discreet.server.plan import plan_of, planned
-from discreet.server.run_context import guarantee_lines
+from discreet.server.plan import planned
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
@@ -78,18 +77,3 @@ def test_amplification_is_said_to_need_a_secret_cohort_where_there_is_any(
 ) -> None:
     said = statement(tmp_path / "run", f"sampling.kind={kind}", "rounds=1")
     assert any("amplification" in words for words in said["user"]["not_covered"]) == amplified
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["privacy.example.noise_multiplier=1.5"],
-            "example-level: noise multiplier 1.5, delta 0.001, budget epsilon none",
-        ),
-        (["privacy.example.target_epsilon=3"], "noise for a target epsilon of 3, delta 0.001, budget epsilon 3"),
-    ],
-)
-def test_what_is_on_is_said_with_its_noise_or_its_target_before_the_first_round(words: list[str], said: str) -> None:
-    config = load_config(["privacy.user.enabled=false", "privacy.example.enabled=true", *words])
-    assert said in "\n".join(guarantee_lines(plan_of(config)))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from discreet.deployment import local_federation
 from discreet.server.plan import resolve_noise
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
@@ -15,7 +14,6 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
 from discreet.simulation.in_process import simulate
-from tests.command import run as run_command
 from tests.command import simulate as simulate_command
 
 STARTED = (
@@ -88,35 +86,6 @@ def test_rounds_over_which_clients_spread_a_total_stay(tmp_path: Path) -> None:
     assert resumed(tmp_path, *words).rounds == 4
     with pytest.raises(ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"):
         resumed(tmp_path, "rounds=5")
-
-
-def test_an_experiment_is_repeated_and_changes_nothing(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write_config(described(resolve_noise(load_config(["experiment=silos", "rounds=3"]))))
-    assert resumed(tmp_path, "experiment=silos").rounds == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [((), "output_dir must be given with resume=true"), (("output_dir=/nowhere",), "holds no run")],
-)
-def test_there_must_be_a_run(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        asked_settings(["resume=true", *words])
-
-
-def test_a_run_that_is_not_resumed_takes_defaults_and_words() -> None:
-    config = asked_settings(["rounds=3"], defaults=["rounds=5", "data.num_clients=9"])
-    assert (config.rounds, config.data.num_clients) == (3, 9)
-
-
-@pytest.mark.parametrize("command", [run_command, local_federation.main], ids=["run", "local_federation"])
-def test_a_command_refuses_before_anything_starts(
-    command: object, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert callable(command)
-    words = ["resume=true", f"output_dir={run}", "rounds=9"]
-    assert command([*words, "privacy.delta=1e-4"]) == 2
-    assert capsys.readouterr().err.startswith("discreet: privacy.delta=1e-4 can't change a run that is resumed")
 
 
 def test_simulate_goes_on_as_the_readme_says(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

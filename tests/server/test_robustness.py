@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -129,18 +128,6 @@ def test_what_is_not_finite_or_huge_counts_as_zero_or_is_clipped(tmp_path: Path)
     assert float((found.params - nobody.params).norm()) == pytest.approx(0.5 / CLIENTS, rel=2e-3)
 
 
-def test_failures_are_counted_by_kind_and_logged_with_their_reasons(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="discreet"):
-        run(tmp_path / "run", Scripted(fails), "rounds=1")
-    assert "  client 0 refused: of round 1" in caplog.messages
-    assert any("and 7 more: {'refused': 3, 'malformed': 3, 'error': 2, 'late': 2}" in text for text in caplog.messages)
-    status = read_status(RunFolder(tmp_path / "run"))
-    assert status is not None
-    assert status.failures == {"error": 2, "late": 2, "malformed": 3, "refused": 3}
-
-
 def test_with_user_level_privacy_on_a_run_does_not_end_because_everybody_refuses(tmp_path: Path) -> None:
     # Who refuses is about clients: with noise at the server it decides nothing that is released.
     def refuses(number: int, client: int) -> Failure:
@@ -193,15 +180,6 @@ def test_who_reported_an_infinite_epsilon_is_known_after_a_resume(tmp_path: Path
     run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "rounds=1")
     after = run(tmp_path / "run", Scripted(reports), *EXAMPLE_ON, "resume=true")
     assert (after.unaccounted, after.epsilon_example) == ([4], 0.5)
-
-
-def test_without_noise_an_infinite_epsilon_is_what_every_honest_client_reports(tmp_path: Path) -> None:
-    def reports(number: int, client: int) -> TrainReply:
-        return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=math.inf, client=client)
-
-    words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=0"]
-    after = run(tmp_path / "run", Scripted(reports), *words)
-    assert (list(after.unaccounted), after.epsilon_example) == ([], math.inf)
 
 
 def flat(model: nn.Module) -> models.Builder:

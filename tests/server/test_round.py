@@ -77,14 +77,6 @@ def test_the_count_has_noise_of_its_standard_deviation(on_grid: bool) -> None:
     assert rejects(np.array(noise), 1.25 * 5.0)
 
 
-def test_update_and_bits_together_cost_one_gaussian_of_the_multiplier() -> None:
-    user = settings(1.0).release
-    assert user is not None
-    assert user.sum_noise == pytest.approx(1.005038, abs=1e-6)
-    together = user.sum_noise**-2 + (2 * 5.0) ** -2
-    assert together == pytest.approx(1.0)
-
-
 def test_the_event_is_charged_before_noise_is_drawn() -> None:
     order: list[str] = []
     source = seeded_source(5171)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.mechanism import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
@@ -50,13 +47,3 @@ def test_a_step_is_as_long_as_its_signal() -> None:
     states = rounds(SHRINKING, strong, number=1)
     # The noise is 14.1 long in 20,000 directions, 0.1 along the signal of 50: 2 % are ten standard deviations.
     assert float(step(states).norm()) == pytest.approx(100 * C, rel=0.02)
-
-
-@pytest.mark.parametrize("user", [PlainSum(), replace(PRIVATE, noise_multiplier=0.0)])
-def test_without_noise_nothing_shrinks(user: UserPrivacy | PlainSum) -> None:
-    updates = [TrainReply(1, torch.full((SIZE,), 1e-3), below=True)] * 5
-    shrinking, plain = (
-        rounds(replace(SHRINKING, release=user, optimizer=optimizer), updates, number=3)
-        for optimizer in (SHRINKING.optimizer, ServerSGD(momentum=0.8))
-    )
-    assert torch.equal(shrinking[-1].params, plain[-1].params)

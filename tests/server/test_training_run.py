@@ -6,18 +6,12 @@ import csv
 import json
 import logging
 import math
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server import training_run as training
-from discreet.server.run_folder import RunFolder, state_of
-from discreet.server.session import prepare, training_run
 from discreet.server.training_run import round_line
-from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -99,53 +93,3 @@ def test_a_rounds_line_shows_the_epsilon_of_each_guarantee_that_is_on(epsilons: 
     line = round_line({**ROW, **epsilons, "cohort": 70, "replies": 69}, rounds=30)
     assert line.startswith("round 1/30  accuracy 0.9000  loss 0.5000  ")
     assert line.endswith(f"  replies 69/70{said}")
-
-
-@pytest.mark.parametrize("clients", [7, 70, 700, 7000])
-@pytest.mark.parametrize("more", [{}, {"auc": 0.91}, {"epsilon_example": 12.3}, {"auc": 0.91, "epsilon_example": 12.3}])
-def test_a_rounds_line_fits_a_hundred_columns(clients: int, more: dict[str, float]) -> None:
-    row = {**ROW, "round": 1000, "epsilon_user": 12.3, "cohort": clients, "replies": clients, **more}
-    line = round_line(row, rounds=1000)
-    assert 60 < len(line) <= 100
-    assert all(part in line for part in ("round 1000/1000", "accuracy 0.9000", "epsilon user 12.300"))
-
-
-def test_more_clients_than_examples_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.num_clients"):
-        simulate(load_config(["data.num_clients=5000", "privacy.delta=1e-5", f"output_dir={tmp_path / 'run'}"]))
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_wait_for_nodes_and_for_ray_is_no_rounds_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: clock.now))
-
-    class Late:
-        def available_clients(self) -> range:
-            clock.now += 1000
-            return range(20)
-
-        def ask(self, **_: object) -> list[Failure]:
-            clock.now += 7
-            return []
-
-    config = load_config([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
-    with ExitStack() as held:
-        session = prepare(config, simulated=True, held=held)
-        training_run(session, Late()).run()
-    assert [row["seconds"] for row in session.folder.read_metrics()] == [7, 7]
-
-
-def test_a_run_counts_as_running_until_its_last_file_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, seen = RunFolder(tmp_path / "run"), []
-    monkeypatch.setattr(RunFolder, "write_privacy", lambda *_: seen.append(state_of(folder)))
-    simulate(load_config([*SMALL, "rounds=1", f"output_dir={folder.path}"]))
-    assert seen == ["running"]
-    assert state_of(folder) == "finished"
-
-
-def test_a_model_that_is_not_known_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="logistic_regression"):
-        simulate(load_config([*SMALL, "model.name=transformer", f"output_dir={tmp_path / 'run'}"]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from torch import Tensor, nn
 
 from discreet.data.datasets import load_task
@@ -20,7 +18,7 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.simulation.in_process import simulate
-from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, local_update, steps_of
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.models.test_frozen import MODELS, built
 from tests.node.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
 
@@ -122,14 +120,6 @@ def test_the_noise_of_a_step_has_the_standard_deviation_of_sigma_c_over_b() -> N
     assert not rejects_gaussian(noise, stddev)
     assert rejects_gaussian(noise, 0.9 * stddev)
     assert rejects_gaussian(noise, 1.1 * stddev)
-
-
-@pytest.mark.parametrize(("count", "probability"), [(20, 0.4), (8, 1.0), (3, 1.0)])
-def test_a_step_costs_a_poisson_sampled_gaussian(count: int, probability: float) -> None:
-    gaussian = GaussianDpEvent(2.0)
-    expected = gaussian if probability == 1 else PoissonSampledDpEvent(probability, gaussian)
-    assert example_event(count, dp(2.0)) == expected
-    assert steps_of(count, dp(2.0, epochs=3)) == 3 * math.ceil(count / 8)
 
 
 def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.data.datasets import load_task
 from discreet.per_example.objective import Loss, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
-from discreet.training.losses import LOSSES, chance_loss, loss_of, per_example_loss, resolved_task
+from discreet.training.losses import LOSSES, loss_of, per_example_loss
 from tests.per_example.test_per_example_oracle import clipped_sum, single_gradients
 
 
@@ -117,34 +113,3 @@ def test_padding_counts_for_nothing_and_an_example_of_padding_alone_is_zero(redu
 def test_outputs_and_targets_of_other_shapes_are_refused_and_never_broadcast(name: str) -> None:
     with pytest.raises(ValueError, match="as many outputs as targets"):
         LOSSES[name](draw(4, 4), draw(4))
-
-
-@pytest.mark.parametrize("criterion", [nn.CTCLoss(), nn.TripletMarginLoss(), nn.Linear(2, 2)], ids=str)
-def test_a_loss_of_another_kind_is_refused_with_the_way_out(criterion: nn.Module) -> None:
-    with pytest.raises(ValueError, match="give a function from outputs"):
-        per_example_loss(criterion)
-
-
-@pytest.mark.parametrize(
-    ("data", "settings", "said"),
-    [
-        ("digits", TaskConfig("squared"), "task.loss must be cross_entropy for digits, whose targets are classes"),
-        ("diabetes", TaskConfig("cross_entropy"), "task.loss must be squared or absolute or huber for diabetes"),
-        ("multilabel", TaskConfig("huber"), "task.loss must be binary_cross_entropy for multilabel"),
-        ("digits", TaskConfig(class_weights=[1.0, 2.0]), "one number a class: digits has 10 classes"),
-        ("diabetes", TaskConfig(class_weights=[1.0]), "diabetes has numbers and no classes"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(data: str, settings: TaskConfig, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as error:
-        resolved_task(settings, load_task(data))
-    assert "\n" not in str(error.value)
-
-
-def test_the_loss_of_a_model_that_says_nothing_is_known() -> None:
-    for data, expected in (("digits", math.log(10)), ("multilabel", math.log(2))):
-        task = load_task(data)
-        assert chance_loss(resolved_task(TaskConfig(), task), task) == pytest.approx(expected)
-    diabetes = load_task("diabetes")
-    middle = float(diabetes.test.targets.double().square().mean())
-    assert chance_loss(TaskConfig("squared"), diabetes) == pytest.approx(middle)

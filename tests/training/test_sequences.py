@@ -7,16 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
-from discreet.data.targets import SEQUENCES, Target
 from discreet.models.models import flatten_parameters
 from discreet.per_example.objective import PADDING
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import seeded_source
-from discreet.queries.metrics import evaluate
 from discreet.settings.training import TaskConfig
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from discreet.training.losses import loss_of
-from tests.sequences import BUILDERS, LENGTH, TAGS, built, sequences
+from tests.sequences import BUILDERS, TAGS, built, sequences
 
 CLIP = 0.3
 TASKS = {"plain": TaskConfig(), "with weights": TaskConfig(class_weights=[0.5, 2.0, 1.0, 3.0])}
@@ -64,17 +62,3 @@ def test_a_clients_step_is_that_of_a_loop_over_its_sequences(private: bool) -> N
     settings = LocalSettings(1, 9, rate, 0.0, example)
     found = local_update(model, start, data, settings=settings, source=seeded_source(4409))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_evaluation_counts_positions_for_accuracy_and_examples_for_loss() -> None:
-    model, data = built(), sequences(30, seed=512)
-    right = counted = 0
-    for tokens, targets in zip(data.inputs, data.targets, strict=True):
-        there = int((targets != PADDING).sum())
-        if there:
-            right += int((model(tokens[None, :there])[0].argmax(0) == targets[:there]).sum())
-            counted += there
-    losses = [single_loss(model, *pair).item() for pair in zip(data.inputs, data.targets, strict=True)]
-    found = evaluate(model, data, target=Target(SEQUENCES, length=LENGTH), batch_size=7)
-    assert found.scores["accuracy"] == pytest.approx(right / counted)
-    assert found.loss == pytest.approx(sum(losses) / 30, rel=1e-5)
