@@ -25,7 +25,6 @@ from discreet.mechanisms.mechanism import (
     Slack,
     Statement,
 )
-from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.training import FLOWER_APP
@@ -195,6 +194,8 @@ class TurnRelease(ServerRelease):
 
     def _in_turn(self, replies: Replies, number: int) -> Iterator[Any]:
         """Those of clients whose turn it is; parts were made by this process."""
+        from discreet.privacy.sampling import in_turn
+
         for reply in replies:
             client = getattr(reply, "client", -1)
             if client < 0 or in_turn(client, number, groups=self.groups):

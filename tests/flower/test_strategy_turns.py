@@ -54,7 +54,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "clipping must be fixed": turns(clipping=discreet.AdaptiveClipping(0.5)),
     "noise must be grid": turns(noise="float"),
     "fraction_train must be 1 with sampling=cyclic": {**turns(), "fraction_train": 0.5},
-    "correlation must be none, bsr, bisr": turns(correlation="banded"),
+    "correlation must be one of none, bsr, bisr": turns(correlation="banded"),
 }
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from discreet.models.dropout import masks_from
+from discreet.models.models import MODELS, flatten_parameters
+from discreet.node import nodes
 from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.server.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.node.clients import examples, params_of
 
