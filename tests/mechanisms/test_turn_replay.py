@@ -15,6 +15,7 @@ from torch import Tensor
 from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import TurnRelease
 from discreet.mechanisms.sums import CohortSum
+from discreet.privacy import sampling
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
@@ -111,7 +112,7 @@ def test_a_client_out_of_its_turn_is_not_counted(turns: tuple[int, ...]) -> None
 
 
 def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(correlated_noise, "in_turn", lambda *_, **__: True)
+    monkeypatch.setattr(sampling, "in_turn", lambda *_, **__: True)
 
 
 def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
