@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.flower_home import CONNECTION, wait_until
-from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
-from discreet.simulation.processes import below
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation
+from discreet.deployment.superlink import server_apps
+from discreet.simulation.processes import STARTER, below
 from tests.deployment.link_state import LinkState
 
 
@@ -22,6 +26,30 @@ def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(
         process.kill()
         assert process.wait(START_SECONDS) == -signal.SIGKILL
         wait_until(lambda: not {*started} & {*below(0)}, START_SECONDS, "all that came of it has ended")
+
+
+@pytest.mark.slow
+def test_a_superlink_is_not_ready_when_another_one_answers_on_its_port(tmp_path: Path) -> None:
+    ready = tmp_path / "other-ready"
+    with empty_federation(tmp_path, []) as federation:
+        words = ["--secrets", str(federation.secrets), "--state", str(tmp_path / "other"), "--ready", str(ready)]
+        module = [sys.executable, "-m", "discreet.deployment.superlink"]
+        second = federation.start("second", [*module, *words, "--port", str(federation.port)])
+        assert second.wait(START_SECONDS) == 1
+        assert "the SuperLink did not start" in federation.says("second")
+        assert not ready.exists()
+
+
+@pytest.mark.slow
+def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(tmp_path: Path) -> None:
+    with empty_federation(tmp_path, []) as federation:
+        process = federation.processes["superlink"]
+        (starter,) = below(process.pid, STARTER)
+        assert server_apps(process.pid) == []
+        os.kill(starter, signal.SIGKILL)
+        wait_until(lambda: process.poll() is not None, START_SECONDS, "the SuperLink has ended")
+        assert process.returncode > 0
+        assert "no run would start any more" in federation.says("superlink")
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +84,17 @@ def test_the_log_of_a_run_whose_server_app_was_killed_ends_with_what_to_do_and_e
     said = federation.says("flwr-log")
     assert f"discreet: run {run} has failed (No heartbeat received from the task)." in said
     assert "goes on by resume=true output_dir=FOLDER" in said
+
+
+@pytest.mark.slow
+def test_a_run_that_is_refused_ends_flwr_run_with_one_line_and_exit_code_1(superlink: tuple[Federation, int]) -> None:
+    federation, _ = superlink
+    folder = federation.run("refused", "resume=true")
+    assert federation.processes["run-refused"].wait(RUN_SECONDS) == 1
+    said = federation.says("run-refused")
+    assert re.findall("(?m)^discreet: (?!run )(.*)$", said) == [
+        f"output_dir={folder.path} holds no run: config.yaml is missing"
+    ]
+    assert "has failed (the reason is above)" in said
+    assert "unhandled" not in said
+    assert "Traceback" not in said

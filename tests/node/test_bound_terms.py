@@ -44,6 +44,22 @@ def test_no_stage_is_answered_on_other_terms_than_those_of_the_keys(words: tuple
         found = server.go_on(found)
 
 
+def test_keys_on_weak_terms_give_no_vector_on_strong_ones(tmp_path: Path) -> None:
+    server, strong = server_of(tmp_path, Told.of(*WEAKER[FEWER])), Told.of()
+    exchange = server.until(Stage.MASKED)
+    for name in NAMES:
+        with pytest.raises(NotGiven, match="signed its keys for this attempt with other terms"):
+            server.ask(name, exchange.requests[name], strong)
+
+
+def test_keys_that_were_signed_for_other_settings_are_refused_by_the_others(tmp_path: Path) -> None:
+    server, lie = server_of(tmp_path, Told.of()), Told.of(*WEAKER["another delta"])
+    exchange = server.until(Stage.SHARES, {ME: lie})
+    for name in OTHERS:
+        with pytest.raises(NotGiven, match=f"keys of '{ME}' are not signed"):
+            server.ask(name, exchange.requests[name])
+
+
 def with_another_key(server: Dishonest, name: str, folder: Path) -> str:
     """A list of peers that has another key for a node."""
     keys = json.loads(Path(str(server.configs[ME]["peers"])).read_text())
@@ -62,6 +78,15 @@ def test_no_stage_is_answered_with_another_list_of_peers_than_that_of_the_keys(t
             server.ask(ME, found.requests[ME])
         server.configs[ME]["peers"] = true
         found = server.go_on(found)
+
+
+def test_nodes_with_different_lists_of_peers_share_nothing(tmp_path: Path) -> None:
+    server = server_of(tmp_path, Told.of())
+    server.configs[ME]["peers"] = with_another_key(server, OTHERS[0], tmp_path)
+    request = server.until(Stage.SHARES).requests[OTHERS[1]]
+    without = {name: keys for name, keys in split_named(body_of(request)).items() if name != OTHERS[0]}
+    with pytest.raises(NotGiven, match=f"keys of '{ME}' are not signed"):
+        server.ask(OTHERS[1], altered(request, join_named(without)))
 
 
 def opened(server: Dishonest, lies: dict[str, Told]) -> Opened:

@@ -61,6 +61,14 @@ def test_the_whole_update_is_clipped_before_noise(kind: str, norm_order: int) ->
 
 
 @noises
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_is_released_as_noise_alone(kind: str, bad: float, noise: str) -> None:
+    nothing = release(kind, torch.zeros(3), 1.5, noise=noise)
+    assert torch.equal(release(kind, torch.tensor([0.1, bad, 0.2]), 1.5, noise=noise), nothing)
+
+
+@noises
 def test_gaussian_noise_is_drawn_for_twice_the_clip_norm(noise: str) -> None:
     drawn, stddev = release("gaussian", torch.zeros(LONG), 1.5, noise=noise), 1.5 * 2 * CLIP
     assert not rejects_gaussian(drawn, stddev)
@@ -127,6 +135,11 @@ def test_a_gaussian_schedule_adds_up_to_one_gaussian_of_the_total(schedule: str,
     # Balle and Wang 2018, Theorem 8: the delta of one Gaussian of that multiplier at epsilon 2.
     z = sum(inverse) ** -0.5
     assert norm.cdf(0.5 / z - 2 * z) - math.exp(2) * norm.cdf(-0.5 / z - 2 * z) == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_beyond_the_planned_rounds_nothing_is_left() -> None:
+    with pytest.raises(ValueError, match="nothing is left for 5"):
+        round_privacy(client_settings(local("laplace", "privacy.local.epsilon=2")), round_number=5)
 
 
 @pytest.mark.parametrize("kind", ["laplace", "laplace_step"])

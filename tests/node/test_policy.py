@@ -31,6 +31,17 @@ def refusal(policy: ClientPolicy, run: Settings, **noises: float) -> str:
     return ""
 
 
+def test_no_policy_allows_everything() -> None:
+    assert policy_from({"partition-id": 3}) == ClientPolicy()
+    assert refusal(ClientPolicy(), config(*OFF)) == ""
+
+
+def test_every_key_is_read_from_the_node() -> None:
+    node = {"min-noise-multiplier": 1.0, "max-epsilon": "4.0", "max-delta": 1e-5, "require": "user, example"}
+    node |= {"public-num-examples": 300, "min-colluding": 2, "min-summands": "5"}
+    assert policy_from(node) == ClientPolicy(1.0, 4.0, 1e-5, ("user", "example"), 300, 2, 5)
+
+
 def test_the_nodes_own_keys_win_over_the_policy_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     path.write_text(json.dumps({"max-epsilon": 8, "max-delta": 1e-4, "require": ["local"]}))
@@ -61,13 +72,16 @@ def test_a_bad_value_is_named() -> None:
 
 def test_a_policy_file_that_is_not_understood_is_never_taken_for_none(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    with pytest.raises(Refused, match="the policy file can't be read: No such file") as error:
-        policy_from({"policy": str(path)})
-    assert str(tmp_path) not in str(error.value)
     for text, message in FILES.items():
         path.write_text(text)
         with pytest.raises(Refused, match=message):
             policy_from({"policy": str(path)})
+
+
+def test_a_policy_file_that_is_not_there_is_never_taken_for_none(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="the policy file can't be read: No such file") as error:
+        policy_from({"policy": str(tmp_path / "policy.json")})
+    assert str(tmp_path) not in str(error.value)
 
 
 def test_less_noise_than_the_policy_allows_is_refused() -> None:
@@ -82,6 +96,12 @@ def test_less_noise_than_the_policy_allows_is_refused() -> None:
 )
 def test_a_run_without_any_guarantee_is_refused_where_the_policy_asks_for_one(policy: ClientPolicy) -> None:
     assert "no guarantee is on" in refusal(policy, config(*OFF))
+
+
+def test_a_required_guarantee_that_is_off_is_refused() -> None:
+    policy = ClientPolicy(require=("local",))
+    message = refusal(policy, config(*EXAMPLE_ON), example=5.0)
+    assert message == "the policy of this client requires the local-level guarantee, which is off"
 
 
 @pytest.mark.parametrize("guarantee", [USER, EXAMPLE, LOCAL])

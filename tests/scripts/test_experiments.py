@@ -42,6 +42,8 @@ ON_MNIST = {
         {"example"},
     ),
     "mnist_tff": (["sampling.probability=0.002", "privacy.user.clip.count_stddev=2"], {"user"}),
+    "mnist_tff_cyclic": (["sampling.groups=400", "privacy.user.target_epsilon=50"], {"user"}),
+    "mnist_users_cyclic": (["sampling.groups=400", "privacy.user.target_epsilon=50"], {"user"}),
     "mnist_users": (["sampling.probability=0.002"], {"user"}),
     "mnist_users_scattering": (["sampling.probability=0.002"], {"user"}),
 }
