@@ -75,3 +75,20 @@ def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
         assert (f"{found:.4g}", f"{small.own_noise_stddev:.3g}") == (noise, own)
         assert (secure.threshold_of(clients), small.summands) == (int(t), int(h))
         assert [small.bits, large.bits] == [int(bit) for bit in bits]
+
+
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_noise_epsilon_and_rounds_answer_each_other(index: int) -> None:
+    noise = TFF[index].noise(epsilon=8.0, rounds=50, delta=1e-5)
+    assert TFF[index].epsilon(noise, 50, 1e-5) == pytest.approx(8.0, rel=1e-3)
+    assert TFF[index].rounds(noise, 8.0, 1e-5) >= 50
+
+
+def test_the_command_says_what_a_client_adds_and_sends(capsys: pytest.CaptureFixture[str]) -> None:
+    """z = 4 shared by 7 clients: 4 / sqrt(7) = 1.512 clip norms each."""
+    words = "user --aggregation secure --clients 10 --dropouts 2 --colluding 1 --rounds 100 --noise 4"
+    assert main(words.split()) == 0
+    printed = capsys.readouterr().out
+    assert "each of 10 clients adds a discrete Gaussian of standard deviation 1.512 clip norms" in printed
+    assert "that of 7 is accounted" in printed
+    assert "24 bits a value, 3,000,000 bytes a client and round; 6 nodes must agree" in printed

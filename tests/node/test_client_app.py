@@ -224,3 +224,10 @@ def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(kind: str, or
     reason = refused(send(asked(second), node=owner))
     assert "the budget of max-epsilon, for all guarantees together, is spent: this round would reach" in reason
     assert len(ledger.releases()) == 1
+
+
+def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
+    reason = refused(send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(path)}))
+    assert reason == "the ledger of this client can't be used"

@@ -140,3 +140,14 @@ def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: 
     assert leave_ticket(tmp_path) != leave_ticket(tmp_path)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
+def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="this node has no data"):
+        node_client(request(run_of(*OFF)), node)
+
+
+def test_a_node_of_another_federation_refuses() -> None:
+    with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
+        node_client(request(run_of(*OFF)), {"partition-id": 1, "num-partitions": 5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,13 @@ def test_a_node_with_a_spent_budget_sends_no_vector_and_is_charged_nothing(tmp_p
     # Over both runs it would be more: its own ledger says so, whatever the server counts.
     assert any("the user-level budget is spent" in reason for reason in grid.refusals())
     assert DurableLedger(tmp_path / "node-1.db").spent("user") == first
+
+
+def test_a_node_that_has_another_key_in_its_list_is_missing_and_the_server_is_told_no_path(tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    keys = json.loads((tmp_path / "public" / "peers.json").read_text())
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**keys, "node-3": keys["node-2"], "node-2": keys["node-3"]}))
+    federated(words_of(tmp_path / "run", rounds=1), only(grid, 4, peers=str(other)))
+    assert set(grid.refusals()) == {"this node's key or its list of peers can't be used; its log says why"}
+    assert replies(tmp_path / "run") == [3]

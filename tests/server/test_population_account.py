@@ -277,3 +277,15 @@ def test_a_run_that_charged_an_account_does_not_go_on_without_it(path: Path) -> 
     user = replace(config.privacy.user, account=None)
     with pytest.raises(LedgerError, match=r"sampling.population_name was people, is None"):
         simulate(replace(config, rounds=2, resume=True, privacy=replace(config.privacy, user=user)))
+
+
+@pytest.mark.parametrize("population", [("", 20, 1e-3), ("people", 0, 1e-3), ("people", 20, 0.05), ("people", 20, 0.0)])
+def test_a_population_that_can_not_be_is_refused(population: tuple[str, int, float]) -> None:
+    name, size, delta = population
+    with pytest.raises(ConfigError, match="population"):
+        Population(name, size, ADJACENCIES[0], delta)
+
+
+def test_a_limit_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_epsilon of an account must be above 0"):
+        create_account(tmp_path / "people.db", PEOPLE, max_epsilon=0.0)
