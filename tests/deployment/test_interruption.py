@@ -29,12 +29,13 @@ SMALL = [
     "training.epochs=1",
     "privacy.user.noise_multiplier=0.1",  # with more, a long run diverges and ends by itself
 ]
+LONG = "rounds=5000"
 
 
-def start(mark: str, folder: RunFolder) -> subprocess.Popen[str]:
-    """A long simulation with its output in pipes."""
+def start(mark: str, *words: str) -> subprocess.Popen[str]:
+    """A simulation with its output in pipes."""
     return subprocess.Popen(
-        [sys.executable, "-m", "discreet", "simulate", *SMALL, "rounds=5000", f"output_dir={folder.path}"],
+        [sys.executable, "-m", "discreet", "simulate", *words],
         cwd=ROOT,
         env=os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -57,7 +58,7 @@ def test_a_signal_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
     by: signal.Signals, tmp_path: Path
 ) -> None:
     folder, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
-    process = start(mark, folder)
+    process = start(mark, *SMALL, LONG, f"output_dir={folder.path}")
     after_two_rounds(folder, process)
     process.send_signal(by)
     said, errors = process.communicate(timeout=RUN_SECONDS)
@@ -72,7 +73,7 @@ def test_a_signal_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
 @pytest.mark.slow
 def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     folder, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
-    process = start(mark, folder)
+    process = start(mark, *SMALL, LONG, f"output_dir={folder.path}")
     assert process.stdout is not None
     assert process.stderr is not None
     while not process.stdout.readline().startswith("round 2/"):
