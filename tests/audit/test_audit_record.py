@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 
 from discreet.audit.audit_record import RECORD, write_audit
-from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
+from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
 from discreet.audit.verdict import judge
 from tests.audit.made import gaussian_scores
 
@@ -35,13 +34,3 @@ def test_the_record_holds_the_claim_beside_what_was_found(tmp_path: Path) -> Non
     assert record["power"].startswith("what it could have found")
     assert (first["refuted_by"], run["refuted_by"], record["refuted"]) == ([], ["Gaussian fit"], True)
     assert set(run["bounds"]) <= set(record["assumes"])
-
-
-def test_what_is_infinite_or_not_known_is_written_as_json_can(tmp_path: Path) -> None:
-    included = np.arange(400) % 2 == 0
-    scores = Scores(np.random.default_rng(3).laplace(size=400) + included, included)
-    claim = Claim(math.inf, 1e-5, "replace")
-    experiment = Experiment("Laplace", (Observation("run", claim, scores),), {}, Releases(1, 1.0, 1.0, claim))
-    write_audit(tmp_path, experiment, judge(experiment))
-    found = json.loads((tmp_path / RECORD).read_text())["observations"][0]
-    assert (found["claimed"], found["estimate"], found["interval"]) == ("inf", None, None)

@@ -20,14 +20,13 @@ from discreet.accounting.events import poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
 from discreet.audit.verdict import judge
-from discreet.privacy.mechanisms import Gaussian, Laplace
+from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource, seeded_source
 from tests.audit.made import repeated_scores
-from tests.test_replay_faults import EXTRA, LONG, OTHERS, C, Client
+from tests.test_replay_faults import EXTRA, LONG, OTHERS, Client
 
 DELTA, Z, NONE = 1e-3, 3.0, Gaussian(0.0)
-RUNS = 3000  # of a local mechanism, each way
 Round = Callable[[list[Client], RandomSource], object]
 Score = Callable[[object], float]
 
@@ -142,33 +141,3 @@ def test_a_sound_round_is_not_refuted_by_the_same_scores(name: str) -> None:
     bits = poisson_round_event(1.0, noise_multiplier=4.0 / BIT_SENSITIVITY)
     scores = scores_of(planted.sound, score, extra, runs)
     assert not refuted(scores, ONE_GAUSSIAN.record(bits), gaussian=name in GAUSSIAN)
-
-
-def test_a_batch_that_is_clipped_in_place_of_its_examples_is_found_from_outside() -> None:
-    drawn, runs = seeded_source(10517), range(150)
-    three, two = (
-        torch.stack([planted.clip_of_the_batch(count, drawn.child(count, run)) for run in runs]).double()
-        for count in (3, 2)
-    )
-    way = planted.clip_of_the_batch(3, drawn, noise=NONE) - planted.clip_of_the_batch(2, drawn, noise=NONE)
-    scores = repeated_scores(*((released @ way.double()).numpy() for released in (three, two)))
-    assert refuted(scores, PrivacyLedger().record(Gaussian(planted.Z).event()), gaussian=True)
-
-
-@pytest.mark.parametrize(("order", "sensitivities", "noise"), planted.LOCAL.values(), ids=planted.LOCAL.keys())
-def test_a_local_mechanism_with_the_wrong_sensitivity_is_found_from_outside(
-    order: int, sensitivities: float, noise: Gaussian | Laplace
-) -> None:
-    update = torch.tensor([3.0, 4.0, -5.0])
-    clipped = update * (C / float(torch.linalg.vector_norm(update, order)))
-    drawn = seeded_source(10529)
-
-    def scores(sign: float) -> np.ndarray:
-        many = [noise.add_noise(sign * clipped, sensitivities * C, drawn.child(str(sign), n)) for n in range(RUNS)]
-        released = torch.stack(many).double()
-        if isinstance(noise, Gaussian):
-            return (released @ clipped.double()).numpy()
-        return ((released + clipped).abs() - (released - clipped).abs()).sum(dim=1).numpy()
-
-    found, spent = repeated_scores(scores(1.0), scores(-1.0)), PrivacyLedger().record(noise.event())
-    assert refuted(found, spent, gaussian=isinstance(noise, Gaussian))

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.release_audit import MakeVector, audit_round
 from discreet.audit.step_audit import audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
-from discreet.data.examples import Examples, Task
+from discreet.data.examples import Task
 from discreet.mechanisms.masked_step import step_norm
 from discreet.node.release import Values, noised_vector
-from discreet.per_example.per_example import sequential_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan
 from discreet.server.session import resolve
-from discreet.training.shared_step import shared_step
 from tests.node.clients import config
 
 BOTH = ("privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=6", "model.name=linear")
@@ -155,28 +151,6 @@ def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(
     fault: MakeVector, words: tuple[str, ...]
 ) -> None:
     assert judge(audit_shared_step(*steps(*words), releases=500, make=fault)).refuted
-
-
-def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice(model: nn.Module, params: Tensor, mine: Examples, **how: Any) -> Tensor:
-        return shared_step(model, params, Examples(torch.cat([mine.inputs] * 2), torch.cat([mine.targets] * 2)), **how)
-
-    monkeypatch.setattr("discreet.training.shared_step.shared_step", twice)
-
-
-def clipped_for_twice_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loose(model: nn.Module, inputs: Tensor, *, clip_norm: float, **how: Any) -> tuple[Tensor, Tensor]:
-        return sequential_sum(model, inputs, clip_norm=2 * clip_norm, **how)
-
-    monkeypatch.setattr("discreet.training.shared_step.sequential_sum", loose)
-
-
-@pytest.mark.parametrize("fault", [counted_twice, clipped_for_twice_the_norm])
-def test_a_fault_of_a_clients_sum_is_found_from_outside(
-    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fault(monkeypatch)
-    assert judge(audit_shared_step(*steps(), releases=300)).refuted
 
 
 def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:

@@ -65,22 +65,3 @@ def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_co
     together = get_epsilon_gaussian(3.0 / 3**0.5, 1e-3)
     assert lines[-2] == "all runs together (2): 3 releases"
     assert lines[-1].startswith(f"  epsilon {together:.4g} by pld")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("show {}", "holds no ledger"),
-        ("create {}/p.db --population people --delta 1e-3", "--size and --delta must be given"),
-        (
-            "create {}/p.db --population people --size 20 --delta 1e-3 --max-epsilon 0",
-            "max_epsilon of an account must be above 0",
-        ),
-    ],
-)
-def test_a_ledger_that_is_not_there_or_can_not_be_made_is_said(
-    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words.format(tmp_path).split()) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "p.db").exists()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from discreet.cli.main import ANYWHERE, IN_A_PROJECT, main
-from tests.scripts.living import default_signals
 
-CLI = Path(__file__).resolve().parent.parent.parent / "discreet" / "cli"
 VERBS = ANYWHERE | IN_A_PROJECT
 LOADED = "import sys; from discreet.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
 
@@ -63,32 +59,3 @@ def test_a_command_starts_without_what_it_does_not_need(words: str, unneeded: se
     command = [sys.executable, "-c", LOADED, *words.split()]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not unneeded & set(ran.stdout.split())
-
-
-# Sends a Ctrl-C to its own process while WHAT is imported, and makes of the exception what extensions do that import
-# others in C: another error.
-INTERRUPTS = """
-import os, signal, sys
-class Finder:
-    def find_spec(self, name, path, target=None):
-        if name == os.environ["WHAT"]:
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-            except KeyboardInterrupt:
-                raise ImportError("failed to import") from None
-sys.meta_path.insert(0, Finder())
-"""
-
-
-@pytest.mark.parametrize("module", ["discreet.cli.report", "numpy"])
-def test_a_ctrl_c_while_a_command_imports_is_one_line(module: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
-    path = os.pathsep.join([str(tmp_path), str(CLI.parent.parent)])
-    done = subprocess.run(
-        [sys.executable, "-m", "discreet", "report", "no/such/run"],
-        env=os.environ | {"PYTHONPATH": path, "WHAT": module},
-        preexec_fn=default_signals,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "discreet: ended by Ctrl-C\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from discreet.evaluation.predictions import (
     load_model,
     predict,
     read_inputs,
-    write_indicators,
     write_predictions,
 )
 from discreet.settings.compose import load_config
@@ -78,13 +76,6 @@ def test_out_names_the_file_columns_are_read_by_name_and_targets_are_optional(ru
         assert [float(row[3]) for row in said] == pytest.approx(expected[: len(rows)], abs=1e-5)
 
 
-def test_a_column_that_tells_rows_apart_is_copied_as_text_that_no_spreadsheet_runs(run: Path, tmp_path: Path) -> None:
-    data = write_csv(tmp_path / "named.csv", ["@who", *NAMES], [["=HYPERLINK(1)", *raw_rows(1)[0]]])
-    assert main([str(run), "--data", str(data), "--id", "@who", "--out", str(tmp_path / "out.csv")]) == 0
-    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
-    assert (row["row"], row["'@who"]) == ("0", "'=HYPERLINK(1)")
-
-
 ROW = raw_rows(1)[0]
 TABLES = [
     (NAMES[1:], ROW[1:], "bad.csv has no column mean radius"),
@@ -119,9 +110,8 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
         refused(name)
 
 
-def test_indicators_on_training_data_say_that_they_are_not_private(run: Path) -> None:
-    assert {*json.loads(write_indicators(run).read_text())} == {"test"}
-    found = json.loads(write_indicators(run, train=True).read_text())
-    assert found["train"]["note"].startswith("NOT PRIVATE")
-    for part in ("train", "test"):
-        assert {*found[part]} == {"note", "accuracy", "auc", "ks", "precision", "recall", "f1", "loss"}
+def test_a_column_that_tells_rows_apart_is_copied_as_text_that_no_spreadsheet_runs(run: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "named.csv", ["@who", *NAMES], [["=HYPERLINK(1)", *raw_rows(1)[0]]])
+    assert main([str(run), "--data", str(data), "--id", "@who", "--out", str(tmp_path / "out.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert (row["row"], row["'@who"]) == ("0", "'=HYPERLINK(1)")

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from discreet.cli.sweep import sweep_of
 from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
 from discreet.settings.compose import load_config
-from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as main
 
@@ -58,33 +55,6 @@ def test_a_sweep_goes_on_where_it_was_ended(
     folders = [RunFolder(tmp_path / "a sweep" / name) for name in "012"]
     assert [len(folder.read_metrics()) for folder in folders] == [2, 2, 2]
     assert [len(folder.ledger(plan_of(folder.read_config())).releases()) for folder in folders] == [2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    {
-        ("resume=true",): "hydra.sweep.dir=FOLDER: name its folder",
-        ("resume=true", "hydra.sweep.dir={}/none"): "holds none",
-        ("hydra.sweep.dir={}",): "holds a sweep already: resume=true goes on with it",
-        ("hydra.sweep.dir={}", "resume=true", "rounds=3,4"): "was started with rounds=1,2: give no settings but",
-    }.items(),
-)
-def test_a_sweep_that_is_not_the_one_in_the_folder_is_refused(
-    words: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
-    plan = {"hydra": {"overrides": {"hydra": [], "task": ["rounds=1,2"]}}}
-    OmegaConf.save(OmegaConf.create(plan), tmp_path / "multirun.yaml")
-    with pytest.raises(ConfigError) as error:
-        sweep_of([word.format(tmp_path) for word in words], multirun=True)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("seed", "alike"), [("60317", True), ("null", False)])
-def test_with_a_seed_a_run_can_be_repeated_and_without_no_two_are_alike(seed: str, alike: bool, tmp_path: Path) -> None:
-    words = [[*SMALL, "rounds=2", f"seed={seed}", f"output_dir={tmp_path / name}"] for name in ("first", "second")]
-    first, second = (simulate(load_config(each)).checkpoint.params.tolist() for each in words)
-    assert (first == second) == alike
 
 
 @pytest.mark.parametrize(

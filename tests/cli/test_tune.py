@@ -15,7 +15,7 @@ from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.privacy.selection import TrialCount
 from discreet.server.plan import plan_of, planned
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.server.private_selection import cost_of
+from discreet.server.private_selection import cost_of, require_room
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.settings.compose import load_config
@@ -69,13 +69,6 @@ def test_the_cost_is_the_published_one() -> None:
     configs = [load_config([*words, f"training.learning_rate={rate}"]) for rate in (0.1, 0.2)]
     cost = cost_of(list(map(planned, configs)), TrialCount("logarithmic", 10))
     assert (cost.one_trial, cost.selection) == pytest.approx((2.437, 3.851), abs=5e-4)
-
-
-def test_a_round_that_was_done_again_costs_more() -> None:
-    configs, trials = [load_config([*SMALL, f"{NOISE}=1", "rounds=9"])], TrialCount("geometric", 3)
-    ten = cost_of([planned(load_config([*SMALL, f"{NOISE}=1", "rounds=10"]))], trials)
-    assert cost_of(list(map(planned, configs)), trials, repeated=1).selection == pytest.approx(ten.selection)
-    assert cost_of(list(map(planned, configs)), trials).selection < ten.selection
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +126,6 @@ def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path
     assert ledger.spent("user").epsilon(privacy["delta"], "rdp") == pytest.approx(price)
     with safe_open(chosen.path / "model.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["selection"])["epsilon"] == pytest.approx(price)
-
-
-def test_the_chosen_run_goes_on_with_the_price_of_the_choice_on_its_account(tuned: Path, price: float) -> None:
-    config = RunFolder(tuned / "chosen").read_config()
-    outcome = simulate(replace(config, rounds=2, resume=True))
-    assert outcome.checkpoint.round == 2
-    assert (RunFolder(tuned / "chosen").read_metrics()[-1]["epsilon_user"] or 0.0) > price
 
 
 class KilledError(Exception):
@@ -241,3 +227,10 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
     assert main(over(people, one * 1.01)) == 2
     assert "one ended early: nothing is published" in capsys.readouterr().err
     assert not (people.parent / "out" / "chosen").exists()
+
+
+def test_trials_over_two_accounts_are_refused(people: Path) -> None:
+    words = [*SMALL, "seed=null", f"{NOISE}=2", "sampling.population_name=people"]
+    configs = [load_config([*words, f"privacy.user.account={people}{more}"]) for more in ("", "2")]
+    with pytest.raises(ConfigError, match=r"privacy\.user\.account must be the same"):
+        require_room(list(map(planned, configs)))

@@ -7,9 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.data.datasets import load_task
-from discreet.data.examples import Examples
-from discreet.data.partition import client_examples, held_out_rows, partition_indices, split_rows
+from discreet.data.partition import held_out_rows, partition_indices, split_rows
 from discreet.settings.data import DataConfig
 
 TARGETS = torch.arange(1437) % 10
@@ -29,11 +27,6 @@ def deal(
     return partition_indices(targets, data, owners=owners)
 
 
-def view_of(client: int, each: int, num_clients: int = 4) -> Examples:
-    data = DataConfig(num_clients=num_clients, partition="sampled", partition_seed=5, examples_per_client=each)
-    return client_examples(load_task("digits"), data, client)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(DRAWN), st.integers(2, 90), st.integers(1, 40), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
 def test_every_example_has_exactly_one_client_and_none_is_empty(
@@ -45,15 +38,6 @@ def test_every_example_has_exactly_one_client_and_none_is_empty(
     assert len(parts) == clients
     assert min(len(part) for part in parts) >= 1
     assert torch.cat(parts).sort().values.tolist() == list(range(examples))
-
-
-def test_a_sampled_client_views_different_examples_by_its_number_alone() -> None:
-    assert torch.equal(view_of(3, 30, num_clients=10).inputs, view_of(3, 30, num_clients=10**6).inputs)
-    assert len(view_of(999_999, 30, num_clients=10**6).inputs.flatten(1).unique(dim=0)) == 30
-    with pytest.raises(ValueError, match="a view of 1438 of 1437 training examples"):
-        view_of(0, 1438)
-    with pytest.raises(ValueError, match=r"client_id must lie in \[0, 4\)"):
-        view_of(4, 30)
 
 
 SHARES = pytest.mark.parametrize("share", [0.05, 1 / 3, 0.9])

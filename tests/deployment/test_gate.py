@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from discreet.deployment import gate as node_proxy
 from discreet.deployment.certificates import make_secrets
 from discreet.deployment.flower_home import free_port, wait_until
 from discreet.deployment.gate import AT_ONCE, CALLS, CONTENT, make_node_proxy
@@ -146,22 +145,6 @@ def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_p
         assert (slow.most, len(slow.bodies)) == (AT_ONCE, 3 * AT_ONCE * len(CONTENT) + 1)
 
     asyncio.run(go())
-
-
-def test_a_body_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_proxy, "BODY_SECONDS", 0.1)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"x"
-        await asyncio.Event().wait()
-
-    async def slowly(caller: httpx.AsyncClient) -> httpx.Response:
-        call = caller.post("/v1/fleet/push-object", content=pieces(), headers={"content-length": "2"})
-        return await asyncio.wait_for(call, START_SECONDS)
-
-    calls: Calls = []
-    assert asyncio.run(through_the_proxy(calls, slowly)).status_code == 408
-    assert calls == []
 
 
 def test_what_a_caller_says_of_where_it_is_does_not_reach_the_superlink() -> None:

@@ -16,7 +16,6 @@ from discreet.data.partition import client_examples
 from discreet.deployment.local_federation import main
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.node_data import node_table
-from discreet.node.policy import policy_from
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.data import DataConfig
 from examples.heart.make_nodes import main as make_nodes
@@ -69,17 +68,3 @@ def test_a_node_reads_the_patients_that_the_simulation_deals_to_it(shared_data: 
         own, dealt = node_table(nodes / name, "heart")[0], client_examples(task, BY_HOSPITAL, number)
         assert torch.equal(own.inputs, dealt.inputs)
         assert torch.equal(own.targets, dealt.targets)
-
-
-def test_a_node_is_made_from_its_own_file_alone_with_the_policy_that_the_hospital_said(
-    shared_data: Path, tmp_path: Path
-) -> None:
-    allowed = ("--max-epsilon", "2.5", "--max-delta", "0.0005")
-    alone = tmp_path / "processed.va.data"
-    alone.write_text((shared_data / "heart" / "processed.va.data").read_text())
-    assert make_nodes([str(alone), "--out", str(tmp_path / "alone"), *allowed]) == 0
-    together = made(shared_data, tmp_path / "together", *allowed)
-    policy = policy_from({"policy": str(together / "va" / "policy.json")})
-    assert (policy.max_epsilon, policy.max_delta, policy.require) == (2.5, 0.0005, ("example",))
-    for file in ("train.csv", "data.toml", "policy.json"):
-        assert (tmp_path / "alone" / "va" / file).read_bytes() == (together / "va" / file).read_bytes()

@@ -65,15 +65,6 @@ def test_words_output_and_exit_code_are_those_of_flowers_command(listening: List
     assert len(os.listdir(f"/proc/{listening.number}/task")) == 1  # what forks has one thread
 
 
-def test_without_it_flowers_own_command_runs(tmp_path: Path) -> None:
-    own = tmp_path / COMMAND
-    own.write_text('#!/bin/sh\necho "own $1"\nexit 7\n')
-    own.chmod(0o755)
-    for path in (None, tmp_path / "nobody"):
-        ran = run(path, tmp_path, "word")
-        assert (ran.returncode, ran.stdout) == (7, "own word\n")
-
-
 def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() -> None:
     code = (
         "import sys; from discreet.deployment.flower_fixes.preforked_clients import load; load(); "

@@ -107,18 +107,3 @@ def test_auc_of_several_classes_is_within_two_standard_errors_in_19_of_20_draws(
         half += abs(found.value - exact) <= found.standard_error
     assert within >= 183  # 0.9545 of 200 is 190.9
     assert probability < 1 or half < 170  # half the standard error would be found out
-
-
-def test_a_rate_is_within_two_standard_errors_in_19_of_20_draws() -> None:
-    kind = "two classes"
-    answers, z, draw = answers_of(kind), 0.5, torch.Generator().manual_seed(11903)
-    exact = points(kind, answers.mean(dim=0), 0.0)["class 1"][SCORE_BINS // 2]
-    within = half = 0
-    for _ in range(DRAWS):
-        mean = answers.mean(dim=0) + torch.randn(answers.shape[1], generator=draw).double() * z / CLIENTS
-        found = points(kind, mean, z / CLIENTS)["class 1"][SCORE_BINS // 2]
-        off = abs(found.true_positive_rate - exact.true_positive_rate)
-        within += off <= 2 * found.true_positive_rate_error
-        half += off <= found.true_positive_rate_error
-    assert within >= 183
-    assert half < 170

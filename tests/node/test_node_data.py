@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from discreet.data.targets import FolderError
 from discreet.node.account import Refused
-from discreet.node.node_data import node_table
+from discreet.node.node_data import main, node_table
 from discreet.node.nodes import node_examples
 from discreet.settings.compose import load_config
 
@@ -88,3 +88,10 @@ def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.
         node_examples(load_config().data, {"data": str(folder)})
     assert str(refused.value) == "this node's own data do not fit the task digits; its log says why"
     assert "for mnist" in caplog.text
+
+
+def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(csv_folder(tmp_path)), "digits"]) == 0
+    assert "3 examples" in capsys.readouterr().out
+    assert main([str(tmp_path), "mnist"]) == 2
+    assert "64 inputs a row, not 784" in capsys.readouterr().err

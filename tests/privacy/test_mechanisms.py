@@ -102,3 +102,20 @@ def test_replacing_one_example_moves_a_full_batch_step_by_at_most_its_sensitivit
     replaced = torch.cat((-gradients[:1], gradients[1:]))
     moved = 0.3 * (gradients.mean(0) - replaced.mean(0))
     assert math.isclose(float(moved.abs().sum()), limit, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(1.3), Gaussian(1.3, draws=4), Laplace(1.3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_does_not_depend_on_the_total(mechanism: Gaussian | Laplace, dtype: torch.dtype) -> None:
+    total = torch.linspace(-2, 2, 60, dtype=dtype).reshape(3, 4, 5)
+    noised = mechanism.add_noise(total, 0.5, seeded_source(7349))
+    noise = mechanism.add_noise(torch.zeros_like(total), 0.5, seeded_source(7349))
+    assert noised.shape == total.shape
+    assert noised.dtype == dtype
+    assert torch.equal(noised, total + noise)
+    steps, grid = torch.arange(-30, 30) * 10**9, grid_for(0.5, 60)
+    noised, noise = (
+        mechanism.add_grid_noise(each, 0.5, grid=grid, source=seeded_source(7349))
+        for each in (steps, torch.zeros_like(steps))
+    )
+    assert torch.equal(noised - noise, steps)

@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import torch
+from dp_accounting import NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -94,6 +95,7 @@ def test_without_noise_the_sum_read_back_is_that_of_the_truncated_updates_bits_a
         grid.encode(torch.tensor([0.25, 0.25, 0.25]), 1.0, below=True),
     ]
     assert not grid.noise(seeded_source(64793)).any()
+    assert grid.event == NonPrivateDpEvent()
     masked = sum(ones, torch.zeros(grid.length, dtype=torch.int64)).remainder(2**grid.bits)
     update, below, answers = grid.decode(grid.centred(masked), 1.0)
     assert update.tolist() == [1.0, 0.5, 0.125]

@@ -8,32 +8,23 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from dp_accounting import GaussianDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import frontier
-from discreet.reporting.records import RunRecord, find_runs, read_runs
-from discreet.reporting.spending import choice_costs, epsilon_curves, spent_by_data_owner, worst_epsilons
+from discreet.reporting.records import RunRecord, read_runs
+from discreet.reporting.spending import choice_costs, spent_by_data_owner, worst_epsilons
 from discreet.reporting.table import runs_table, split_same
 from discreet.server.run_folder import RunFolder
 from discreet.simulation.tuning import score
-from tests.made_runs import ENDED, charge_clients, make_run
+from tests.made_runs import ENDED, make_run
 
 NOISE = "privacy.user.noise_multiplier"
-OFF = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
-EXAMPLE_ON = (*OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1", "data.num_clients=2")
 
 
 def read(*folders: RunFolder) -> list[RunRecord]:
     return read_runs([folder.path for folder in folders])
-
-
-def test_runs_are_found_below_a_folder_once_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    for name in ("10", "2", "deep/1"):
-        make_run(tmp_path / name, f"{NOISE}=1")
-    assert [record.name for record in read_runs(find_runs([tmp_path, tmp_path / "2"]))] == ["2", "10", "deep/1"]
 
 
 def test_a_run_that_was_lost_has_the_accuracy_of_its_model(tmp_path: Path) -> None:
@@ -62,18 +53,6 @@ def test_epsilon_by_every_accountant_is_what_is_published(tmp_path: Path) -> Non
     found = worst_epsilons(spent_by_data_owner(read(run)[0], "user"), 1e-6)
     assert (found["pld"], found["rdp"]) == pytest.approx((3.7697, 4.0510), abs=1e-4)
     assert found["pld"] < found["rdp"] < found["rdp, classic conversion"]
-
-
-def test_a_curve_follows_the_client_that_has_spent_most_by_then(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", *EXAMPLE_ON, accuracies=(0.1, 0.2, 0.3))
-    rows = (run.path / "metrics.csv").read_text().replace("inf,inf,inf", "inf,1.5,inf")
-    (run.path / "metrics.csv").write_text(rows)
-    loud, quiet = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
-    charge_clients(run, "example", [(1, "0", loud, 1), (1, "1", quiet, 1), (2, "1", quiet, 5), (3, "1", quiet, 5)])
-    curve = epsilon_curves(read(run)[0], "example")["rdp"]
-    alone = [worst_epsilons({"": [(event, n)]}, 1e-3)["rdp"] for event, n in ((loud, 1), (quiet, 6), (quiet, 11))]
-    assert curve == list(zip((1.0, 2.0, 3.0), alone, strict=True))
-    assert alone == sorted(alone)
 
 
 def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None:

@@ -65,19 +65,6 @@ def test_the_measured_feedback_and_refusals_are_those_of_the_rule() -> None:
         assert (f"{outlook.feedback:.3g}", str(outlook.refused)) == (row["feedback"], row["refused"])
 
 
-@pytest.mark.parametrize(
-    ("words", "refused"),
-    [
-        ("rounds=100", False),
-        ("rounds=200", True),
-        ("rounds=30 privacy.user.target_epsilon=2", True),
-        ("rounds=200 privacy.user.clip.kind=fixed", False),  # its noise does not follow the updates
-    ],
-)
-def test_the_default_experiment_is_refused_for_the_rounds_that_it_does_not_bear(words: str, refused: bool) -> None:
-    assert outlook_of(words).refused == refused
-
-
 def test_the_ratio_is_the_norm_of_the_noise_that_a_round_draws() -> None:
     # 4 times the parameters double it, twice the cohort halves it.
     assert noise_ratio(2.0, num_params=10_000, expected_cohort=50) == 4.0

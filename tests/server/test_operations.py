@@ -7,7 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -90,9 +89,3 @@ def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(monkeypatch: 
     assert (config.rounds, config.data.num_clients, config.output_dir) == (3, 4, "/a b")
     monkeypatch.delenv("DISCREET_OVERRIDES")
     assert config_of(Context(1, 1, {}, RecordDict(), {})).data.num_clients == 200
-
-
-def test_what_the_machine_sets_changes_no_run_that_is_resumed(done: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
-    config = config_of(Context(1, 1, {}, RecordDict(), {"overrides": f"resume=true output_dir='{done.path}'"}))
-    assert config == replace(done.read_config(), resume=True)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
@@ -15,8 +12,6 @@ from discreet.mechanisms.sums import PartialReply
 from discreet.protocol.messages import TrainReply
 from discreet.server.progress import Progress
 from discreet.server.transport import Failure
-
-WORDS = ["rounds=3", "data.num_clients=20", "training.epochs=1", "privacy.user.noise_multiplier=1", "seed=37"]
 
 
 class Terminal(io.StringIO):
@@ -56,11 +51,3 @@ def test_the_line_counts_clients_of_every_kind() -> None:
         list(progress.counted(replies(50), cohort=50))
     assert progress.line.fields["clients"] == "50/50"
     assert progress.line.completed == 1
-
-
-def test_a_simulation_whose_output_is_no_terminal_writes_no_control_characters(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "discreet", "simulate", *WORDS, f"output_dir={tmp_path / 'run'}"]
-    written = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert "round 3/3" in written
-    assert "\x1b" not in written
-    assert "clients/s" not in written

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import math
 from pathlib import Path
 
 import pytest
 
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.training_run import round_line
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -76,20 +74,3 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     simulate(load_config(words))
     with pytest.raises(ConfigError, match="holds a run already: resume=true goes on with it"):
         simulate(load_config(words))
-
-
-ROW = {"round": 1, "loss": 0.5, "accuracy": 0.9, "clip_norm": 0.33182, "fraction_below": 0.6, "seconds": 0.52}
-
-
-@pytest.mark.parametrize(
-    ("epsilons", "said"),
-    [
-        ({"epsilon_user": 1.5, "epsilon_example": math.inf}, "  epsilon user 1.500  0.5 s"),
-        ({"epsilon_user": 7.8461, "epsilon_example": 3.0}, "  epsilon user 7.846 example 3.000"),
-        ({"epsilon_user": math.inf}, "  epsilon none  0.5 s"),
-    ],
-)
-def test_a_rounds_line_shows_the_epsilon_of_each_guarantee_that_is_on(epsilons: dict[str, float], said: str) -> None:
-    line = round_line({**ROW, **epsilons, "cohort": 70, "replies": 69}, rounds=30)
-    assert line.startswith("round 1/30  accuracy 0.9000  loss 0.5000  ")
-    assert line.endswith(f"  replies 69/70{said}")
