@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
 
+BLOCK = 8  # rounds whose share of all earlier noise is drawn at once, and held: so many vectors of float64
 SPREAD = 4.0  # the grid is for so much more noise than a round's own: the weights of all kinds add up to less in size
 
 
@@ -187,7 +188,7 @@ class TurnRelease(ServerRelease):
         take_all(self._in_turn(replies, number), total, at.answers)
         at.charge(self.event_of(number))
         keys = self._keys(at.source, kept.get("keys"))
-        noised = self._noised(total, keys)
+        noised = self._noised(total, keys, number)
         # On disk before it is out, with the key of its noise: this round has no other release.
         at.kept.save({"total": noised, "keys": keys, "round": _whole(number), "replies": _whole(total.replies)})
         return Released(noised, at.clip_norm, None, total.replies)
@@ -211,17 +212,22 @@ class TurnRelease(ServerRelease):
         used = self._weights(self.rounds).nonzero()[0].max() + 1
         return keys[-used:]
 
-    def _noised(self, total: CohortSum, keys: Tensor) -> Tensor:
+    def _noised(self, total: CohortSum, keys: Tensor, number: int) -> Tensor:
         import torch
 
         from discreet.privacy.clipping import GridSum
-        from discreet.privacy.correlated_gaussian import CorrelatedGaussian
+        from discreet.privacy.correlated_gaussian import Block, CorrelatedGaussian
 
         assert isinstance(total.clipped, GridSum)
         # The newest key is the last one, and its weight the first.
-        parts = tuple(zip(self._weights(len(keys)).tolist(), map(bytes, reversed(keys.tolist())), strict=True))
-        grid, drawn = total.clipped.grid, CorrelatedGaussian(self.noise_multiplier)
-        noised = drawn.add_grid_noise(total.clipped.steps, total.clip_norm, grid=grid, parts=parts)
+        weights, steps, grid = self._weights(len(keys) + BLOCK).tolist(), total.clipped.steps, total.clipped.grid
+        parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
+        at, block = (len(keys) - 1) % BLOCK, None
+        if number == len(keys) > BLOCK:
+            old = range(len(keys) - at - 1)  # the keys of finished blocks, of which none was removed yet
+            block = Block(at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK)))
+        drawn = CorrelatedGaussian(self.noise_multiplier)
+        noised = drawn.add_grid_noise(steps, total.clip_norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
 
     def _weights(self, rounds: int) -> Series:

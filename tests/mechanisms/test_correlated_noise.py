@@ -21,6 +21,7 @@ from discreet.accounting.correlation import factor_and_weights, sensitivity
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
 from discreet.ledger.rollback_guard import LedgerError
+from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import TurnRelease
 from discreet.mechanisms.kept import KeptInMemory
 from discreet.mechanisms.mechanism import Round
@@ -133,6 +134,15 @@ def test_the_sum_has_the_noise_that_the_keys_give(tmp_path: Path) -> None:
         parts = list(zip(weights, reversed(keys[:number]), strict=True))
         noise = CorrelatedGaussian(2.0).add_grid_noise(torch.zeros(4).long(), 0.5, grid=grid, parts=parts)
         assert total.equal(grid.to_float(noise, torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["bsr", "bisr", "sqrt", "none"])
+def test_a_pass_over_earlier_blocks_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wholes = []
+    for block in (100, 8, 3, 1):
+        monkeypatch.setattr(correlated_noise, "BLOCK", block)
+        wholes.append(torch.stack(released(release(kind=kind, rounds=20), [[]] * 20)))
+    assert all(each.equal(wholes[0]) for each in wholes[1:])
 
 
 @pytest.mark.parametrize(("kind", "held"), [("bsr", 5), ("sqrt", 5), ("bisr", 3), ("none", 1)])

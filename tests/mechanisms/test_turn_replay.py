@@ -123,8 +123,8 @@ def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     real = TurnRelease._noised
 
-    def noised(self: TurnRelease, total: Any, keys: Tensor) -> Tensor:
-        return real(self, total, torch.cat([keys[:-1] ^ len(keys), keys[-1:]]))
+    def noised(self: TurnRelease, total: Any, keys: Tensor, number: int) -> Tensor:
+        return real(self, total, torch.cat([keys[:-1] ^ len(keys), keys[-1:]]), number)
 
     monkeypatch.setattr(TurnRelease, "_noised", noised)
 
@@ -137,8 +137,8 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def noise_by_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     real = TurnRelease._noised
 
-    def noised(self: TurnRelease, total: Any, keys: Tensor) -> Tensor:
-        return real(replace(self, noise_multiplier=self.noise_multiplier / max(1, total.replies)), total, keys)
+    def noised(self: TurnRelease, total: Any, keys: Tensor, number: int) -> Tensor:
+        return real(replace(self, noise_multiplier=self.noise_multiplier / max(1, total.replies)), total, keys, number)
 
     monkeypatch.setattr(TurnRelease, "_noised", noised)
 
