@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dp_accounting import DpEvent
-
-from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge
 from discreet.server.plan import plan_of, resolve_noise
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.compose import load_config
@@ -46,9 +44,3 @@ def make_run(
     if ended:
         folder.write_privacy(ENDED)
     return folder
-
-
-def charge_clients(folder: RunFolder, guarantee: str, charges: Sequence[tuple[int, str, DpEvent, int]]) -> None:
-    """(round, data_owner, event, count) in the clients' ledger of a simulation."""
-    rows = [Charge(number, guarantee, data_owner, event, count) for number, data_owner, event, count in charges]
-    DurableLedger(folder.path / "clients.db").charge(rows)

@@ -6,7 +6,7 @@ A round is whole: from the clients' examples, through what either engine makes o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -41,7 +41,6 @@ RUN = config(
     "seed=7919",
 )
 Shares = Sequence[Examples]
-Ask = Callable[[nn.Module, Shares, Tensor, int], UnopenedSum]
 
 
 def perceptron() -> nn.Module:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.quantile import (
-    LARGEST_NUMBER,
     QuantileEstimator,
     default_count_stddev,
     split_noise_multiplier,
 )
-from discreet.settings.privacy import CLIP_GROWTH
+from discreet.settings.privacy import ceiling_of
 
 LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
 # If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
@@ -39,6 +38,13 @@ class AdaptiveClipping:
     learning_rate: float = 0.2
     count_stddev: float | None = None
 
+    @property
+    def start(self) -> tuple[float, float | None, float]:
+        """The first norm, the largest one (None: follows from the first), and the rate of the search, 0 for none."""
+        if self.norm is not None:
+            return self.norm, self.maximum, 0.0
+        return FIRST_NORM, LARGEST_NORM if self.maximum is None else self.maximum, SEARCH_RATE
+
 
 @dataclass(frozen=True)
 class AdaptiveNorm:
@@ -64,7 +70,7 @@ class AdaptiveNorm:
     @property
     def first(self) -> float:
         """The clip norm of step 0."""
-        return FIRST_NORM if self.settings.norm is None else self.settings.norm
+        return self.settings.start[0]
 
     @property
     def count_stddev(self) -> float:
@@ -75,14 +81,13 @@ class AdaptiveNorm:
     def after(self, clip_norm: float, *, step: int, centred_count: float) -> float:
         """The clip norm that follows on a step's clip norm and its noised count."""
         check_clip(clip_norm, "clip_norm")
-        given, searches = self.settings, self.settings.norm is None
-        most = LARGEST_NORM if searches else min(CLIP_GROWTH * self.first, LARGEST_NUMBER)
+        given, (first, most, search_rate) = self.settings, self.settings.start
         estimator = QuantileEstimator(
             clip_norm,
             given.target_quantile,
             given.learning_rate,
-            most if given.maximum is None else given.maximum,
-            search_rate=SEARCH_RATE * 0.5**step if searches else 0.0,
+            ceiling_of(first, most),
+            search_rate=search_rate * 0.5**step,
             doubt=2 * self.count_stddev / self.batch_size,
         )
         return estimator.update(centred_count, expected_cohort=self.batch_size)[0].estimate

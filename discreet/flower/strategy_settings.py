@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial, reduce
 from typing import Any
 
-from discreet.dpsgd.adaptive_norm import FIRST_NORM, LARGEST_DOUBT, LARGEST_NORM, SEARCH_RATE, AdaptiveClipping
+from discreet.dpsgd.adaptive_norm import LARGEST_DOUBT, AdaptiveClipping
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.mechanisms.mechanism import expected_cohort
@@ -273,11 +273,9 @@ def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
         return {"kind": "fixed", "norm": clipping.norm}
     if not isinstance(clipping, AdaptiveClipping):
         raise ConfigError(f"clipping must be an AdaptiveClipping or a FixedClipping (got {type(clipping).__name__})")
-    asked = {"kind": "adaptive", **asdict(clipping)}
-    most = asked.pop("maximum")
-    if clipping.norm is not None:
-        return {**asked, "max": most}
-    return {**asked, "norm": FIRST_NORM, "max": LARGEST_NORM if most is None else most, "search_rate": SEARCH_RATE}
+    norm, most, search_rate = clipping.start
+    asked = {name: value for name, value in asdict(clipping).items() if name != "maximum"}
+    return {"kind": "adaptive", **asked, "norm": norm, "max": most, "search_rate": search_rate}
 
 
 def check_search(plan: Plan) -> None:

@@ -104,11 +104,6 @@ class SecureSum:
         return math.isqrt(self.num_params - 1) + 2 + math.ceil(2 * most * self.clip_steps * each)
 
     @property
-    def noise_stddev(self) -> float:
-        """Of the noise that is accounted, in clip norms: sqrt(h sigma_i^2) / R."""
-        return math.sqrt(self.summands * self.variance) / self.clip_steps
-
-    @property
     def own_noise_stddev(self) -> float:
         """Of one client's noise, in clip norms."""
         return math.sqrt(self.variance) / self.clip_steps

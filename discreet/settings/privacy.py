@@ -158,6 +158,11 @@ class LocalPrivacyConfig:
             require_one(given, advice)
 
 
+def ceiling_of(norm: float, most: float | None) -> float:
+    """What an adaptive clip norm never passes: `most`, or `CLIP_GROWTH` times the first norm."""
+    return min(CLIP_GROWTH * norm, LARGEST_NUMBER) if most is None else most
+
+
 @section("privacy.user.clip.")
 class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
@@ -175,8 +180,8 @@ class ClipConfig:
 
     @property
     def ceiling(self) -> float:
-        """The largest adaptive clip norm: `max`, or `CLIP_GROWTH` times the first norm."""
-        return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
+        """The largest adaptive clip norm."""
+        return ceiling_of(self.norm, self.max)
 
 
 @section("privacy.user.correlation.")

@@ -24,7 +24,6 @@ SHARED_STEP = (
     *("privacy.user.target_epsilon=null", "privacy.example.enabled=true", "privacy.example.aggregation=secure"),
     *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=100"),
 )
-SMALL_STAGES = (Stage.KEYS, Stage.SHARES, Stage.CONFIRM, Stage.UNMASK)
 
 
 def first(stage: Stage, node: int, times: int = 1) -> Lost:
