@@ -28,7 +28,7 @@ from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.dropout import torch_draws_from
 from discreet.models.models import parts_of, trainable, trainable_part
-from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy
+from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
@@ -230,7 +230,7 @@ class DPSGD:
             raise BatchError(f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more epsilon")
         while self.steps_taken < end:
             self._waiting = self._waiting or self._read()
-            yield self._waiting.batch
+            yield given(self._waiting.batch[0]), given(self._waiting.batch[1])
             if self._waiting is not None:
                 raise BatchError(
                     "the last batch was not stepped: every batch that is drawn takes its step, an empty one too, "
@@ -268,7 +268,7 @@ class DPSGD:
         _check_optimizers(self._optimizers, self._model)  # groups may have been added, and parameters frozen, since
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model):
-            sums = self._clipped_sums(inputs, targets)
+            sums = self._clipped_sums(*piece.batch)
         if self._sums is not None:  # not in place: a step that is refused may be tried again
             sums = list(map(add, self._sums, sums))
         if not piece.is_last:

@@ -23,7 +23,8 @@ from torch.utils.data import (
 )
 
 from discreet.dpsgd.loop_processes import Processes
-from discreet.per_example.objective import Tree, as_tree, rows_of
+from discreet.per_example.graphs import Graphs
+from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
@@ -200,15 +201,18 @@ def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
 
 def _strangers(some: Batch, among: Batch) -> int:
     """The number of rows of a batch that are not among those of another one; 0 for batches of other shapes."""
-    parts, others = tree_leaves(some), tree_leaves(among)
-    if [part.shape[1:] for part in parts] != [part.shape[1:] for part in others]:
+    shapes = [[each.shape[1:] for each in batches_in(batch) if isinstance(each, Tensor)] for batch in (some, among)]
+    if shapes[0] != shapes[1]:
         return 0
+
+    def rows(batch: Batch) -> list[list[Tensor]]:
+        return [tree_leaves(rows_of(batch, [place])) for place in range(count_of(batch))]
 
     def alike(one: Tensor, other: Tensor) -> bool:
         return not differ(one, other) if one.is_floating_point() else is_same(one, other)
 
-    wanted = list(zip(*others, strict=True))
-    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in zip(*parts, strict=True))
+    wanted = rows(among)
+    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in rows(some))
 
 
 def _changed(value: Any) -> Any:
@@ -227,13 +231,15 @@ def _checked(batch: Any, count: int) -> Batch:
     is_pair = isinstance(batch, tuple | list)
     inputs, targets = batch if is_pair and len(batch) == 2 else (None if is_pair else batch, None)
     inputs, targets = as_tree(inputs), None if targets is None else as_tree(targets)
-    parts = tree_leaves(inputs) + ([] if targets is None else tree_leaves(targets))
-    if not all(isinstance(part, Tensor) for part in parts):
+    parts = batches_in((inputs, () if targets is None else targets))
+    if not all(isinstance(part, Tensor | Graphs) for part in parts):
         raise ValueError(
             "dataset: an example must be a pair, an input and a target, or tensors by name, that collate_fn makes "
             "tensors of"
         )
-    if any(part.dim() == 0 or len(part) != count for part in parts):
-        shapes = " and ".join(str(tuple(part.shape)) for part in parts)
+    if any(part.dim() == 0 or len(part) != count for part in parts if isinstance(part, Tensor)) or any(
+        len(part) != count for part in parts if isinstance(part, Graphs)
+    ):
+        shapes = " and ".join(str(tuple(part.shape)) for part in tree_leaves(parts))
         raise ValueError(f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}")
     return inputs, targets

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, rows_of
+from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, batches_in, count_of, rows_of
 from discreet.per_example.terms import Rows, Term
 
 _log = logging.getLogger("discreet")
@@ -29,6 +29,8 @@ def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: st
 
     `reason`: why the faster way does not serve the model."""
     try:
+        if not all(isinstance(each, Tensor) for each in batches_in((inputs, targets))):
+            raise RuntimeError("graphs have different sizes")
         found, way = _mapped(objective, inputs, targets), "torch.func"
     except RuntimeError:  # control flow that depends on the data, say; what is wrong for one example is raised again
         found, way = _looped(objective, inputs, targets), "a loop over examples"

@@ -69,7 +69,7 @@ def of_lengths(call: Call, lengths: Tensor) -> Any:
     if call.tags[0] != Layout(0 if call.args[2] else 1):
         raise Unserved(f"{call.name} of examples in another dimension{place()}")
     data, sizes = call.run()
-    call.watch.has_length = True  # sizes counts examples
+    call.watch.lengths[call.count] = call.watch  # sizes counts examples
     return call.watch.give(data, Layout(0, len(sizes), drawn=call.tags[0].drawn)), call.watch.give(sizes, CONSTANT)
 
 

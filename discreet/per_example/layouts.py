@@ -24,6 +24,10 @@ class Unserved(Exception):
     """The computation can't be shown to treat each example alone."""
 
 
+class MixesExamples(ValueError):
+    """A forward that mixes examples."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """A value that is not known to follow example by example. `surely`: it is known that it does not."""
@@ -138,6 +142,21 @@ def place() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(_HOMES):
         frame = frame.f_back  # type: ignore[assignment]
     return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def refusal(tag: Mixed) -> Exception:
+    """The error for a value that the loss needs, and that does not follow example by example."""
+    if not tag.surely:
+        return Unserved(tag.reason)
+    return MixesExamples(
+        f"the model's forward mixes examples: {tag.reason}. Clipping bounds what one example changes only if each goes "
+        "through the model alone"
+    )
+
+
+def placed(tag: Mixed) -> Mixed:
+    """A reason with the line of the forward that it is about."""
+    return tag if " at " in tag.reason else Mixed(f"{tag.reason}{place()}", tag.surely)
 
 
 def leaves(value: Any) -> list[Any]:

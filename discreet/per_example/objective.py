@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
+from discreet.per_example.graphs import Graphs, graphs_in
 from discreet.per_example.terms import Slot
 
 Tree = Any  # a tensor, or tuples and dictionaries of tensors, each with one row an example
@@ -82,6 +83,7 @@ class Objective:
 
     def outputs(self, inputs: Tree) -> Any:
         """The outputs of the model for a batch: a tuple are its arguments, a dictionary its arguments by name."""
+        inputs = given(inputs)
         with self.casting():
             if isinstance(inputs, Tensor):
                 return self.model(inputs)
@@ -90,7 +92,7 @@ class Objective:
     def losses(self, outputs: Any, targets: Tree) -> Tensor:
         """The loss of each example; a ValueError if the loss gives anything but (n,)."""
         with self.casting():
-            return one_each(self.loss(outputs, targets), count_of(targets))
+            return one_each(self.loss(outputs, given(targets)), count_of(targets))
 
     def has_known_gradient(self, targets: Tree) -> bool:
         """True if `logit_gradients` are the gradients of the loss."""
@@ -111,20 +113,47 @@ def one_each(losses: Any, count: int) -> Tensor:
 
 
 def as_tree(values: Any) -> Tree:
-    """Examples as tensors in tuples and dictionaries: mappings and dataclasses become dictionaries, lists tuples."""
-    if isinstance(values, Tensor):
+    """Examples as tensors in tuples and dictionaries: mappings and dataclasses become dictionaries, lists tuples; or
+    as a batch of graphs, if they are one."""
+    if isinstance(values, Tensor | Graphs):
         return values
+    tree: Tree = values
     if is_dataclass(values) and not isinstance(values, type):
-        return {each.name: as_tree(getattr(values, each.name)) for each in fields(values)}
-    if isinstance(values, Mapping):
-        return {name: as_tree(value) for name, value in values.items()}
-    return tuple(map(as_tree, values)) if isinstance(values, tuple | list) else values
+        tree = {each.name: as_tree(getattr(values, each.name)) for each in fields(values)}
+    elif isinstance(values, Mapping):
+        tree = {name: as_tree(value) for name, value in values.items()}
+    elif isinstance(values, tuple | list):
+        tree = tuple(map(as_tree, values))
+    return graphs_in(tree) or tree
+
+
+def given(tree: Tree) -> Tree:
+    """Examples as a model or a loss is given them."""
+    if isinstance(tree, Tensor):
+        return tree
+    return mapped(lambda value: value.tree if isinstance(value, Graphs) else value, tree)
+
+
+def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """A tree with something else in the place of each tensor and each batch of graphs; both have a row an example."""
+    kinds = (Tensor, Graphs)
+    return tree_map(lambda value: function(value) if isinstance(value, kinds) else value, tree, is_leaf=_is_leaf)
+
+
+def batches_in(tree: Tree) -> list[Any]:
+    """The tensors and batches of graphs of a tree."""
+    return tree_leaves(tree, is_leaf=_is_leaf)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Graphs)
 
 
 def count_of(*trees: Tree) -> int:
     """The number of examples. ValueError unless all tensors have as many rows."""
-    leaves = trees if all(isinstance(tree, Tensor) for tree in trees) else tree_leaves(trees)
-    counts = {len(value) if value.dim() else 0 for value in leaves if isinstance(value, Tensor)}
+    leaves = trees if all(isinstance(tree, Tensor) for tree in trees) else batches_in(trees)
+    values = [value for value in leaves if isinstance(value, Tensor | Graphs)]
+    counts = {len(value) if isinstance(value, Graphs) or value.dim() else 0 for value in values}
     if len(counts) != 1:
         raise ValueError(f"inputs and targets must be equally many, not {' and '.join(map(str, sorted(counts)))}")
     return counts.pop()
@@ -132,7 +161,7 @@ def count_of(*trees: Tree) -> int:
 
 def rows_of(tree: Tree, index: Any) -> Tree:
     """Some of the examples."""
-    return tree_map(lambda value: value[index] if isinstance(value, Tensor) else value, tree)
+    return mapped(lambda value: value[index], tree)
 
 
 def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:

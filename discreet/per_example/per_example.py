@@ -20,11 +20,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.any_model import built_terms, plain_gradient
 from discreet.per_example.branches import Split
-from discreet.per_example.layouts import FEWEST, FIRST, Unserved
+from discreet.per_example.layouts import FEWEST, FIRST, MixesExamples, Unserved
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -33,7 +33,9 @@ from discreet.per_example.objective import (
     as_tree,
     count_of,
     cross_entropy,
+    given,
     logit_gradients,
+    mapped,
     objective_of,
     one_each,
     rows_of,
@@ -51,7 +53,7 @@ from discreet.per_example.trial import (
     try_out,
     unmoved,
 )
-from discreet.per_example.watch import MixesExamples, Watch
+from discreet.per_example.watch import Watch
 from discreet.privacy.clipping import check_clip, clip_factors
 
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
@@ -224,11 +226,9 @@ def _filled(tree: Tree, rows: int) -> Tree:
         return tree
 
     def filled(value: Any) -> Any:
-        if not isinstance(value, Tensor) or len(value) >= rows:
-            return value
-        return value[torch.arange(rows, device=value.device).clamp_(max=len(value) - 1)]
+        return value if len(value) >= rows else value[torch.arange(rows).clamp_(max=len(value) - 1)]
 
-    return tree_map(filled, tree)
+    return mapped(filled, tree)
 
 
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[_Part]:
@@ -294,10 +294,13 @@ def one_pass(objective: Objective, inputs: Tree, targets: Tree, *, counts: bool 
     watch = Watch(tape, objective.modules, counts=counts)
     try:
         outputs, losses = _watched(objective, watch, inputs, targets)
-    except (Unserved, MixesExamples):
-        if not watch.has_counted:
+    except (Unserved, MixesExamples) as first:
+        if not watch.counted:
             raise
-        return one_pass(objective, inputs, targets, counts=False)
+        try:
+            return one_pass(objective, inputs, targets, counts=False)
+        except Unserved as found:
+            raise (first if isinstance(first, Unserved) else found) from first
     source = outputs if losses is None else losses
     if not tape.uses or not source.requires_grad:
         return []
@@ -315,7 +318,7 @@ def _watched(objective: Objective, watch: Watch, inputs: Tree, targets: Tree) ->
         if not isinstance(outputs, Tensor) or watch.tag(outputs) != FIRST:  # the loss picks what it needs of it
             watch.rows(targets)
             with objective.casting():
-                losses = objective.loss(outputs, targets)
+                losses = objective.loss(outputs, given(targets))
     watch.check(outputs if losses is None else one_each(losses, watch.count))
     return outputs, losses
 
@@ -361,6 +364,8 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
         except MixesExamples:
             raise
         except Unserved as error:
+            if isinstance(error.__cause__, MixesExamples):  # no size of made-up examples is counted by chance
+                raise error.__cause__ from None
             return str(error)
         except CONFUSED as error:
             reason, small = str(error), True

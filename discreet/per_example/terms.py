@@ -378,12 +378,14 @@ class Tape:
 
     Attributes:
       slots: the place of each trainable parameter, by identity.
+      merged: makes terms of gradients of examples, if these are rows of another kind.
     """
 
     slots: Mapping[int, Slot]
     count: int
     order: int
     uses: list[Use] = field(default_factory=list)
+    merged: Callable[[list[Term]], list[Term]] | None = None
 
     def slot(self, parameter: Tensor | None) -> Slot | None:
         """The parameter's place in the flat vector; None for a frozen one and for no parameter at all."""
@@ -391,7 +393,8 @@ class Tape:
 
     def add(self, outputs: Tensor, terms: Terms) -> None:
         """Notes a call with trainable parameters and these outputs, (n, ...)."""
-        self.uses.append(Use(get_gradient_edge(outputs), terms))
+        merged = self.merged
+        self.uses.append(Use(get_gradient_edge(outputs), (lambda g: merged(terms(g))) if merged else terms))
 
 
 def unchanged(layer: nn.Module) -> bool:

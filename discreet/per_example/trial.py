@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside, redispatch
-from discreet.per_example.objective import Loss, Objective, Tree
+from discreet.per_example.graphs import Graphs
+from discreet.per_example.layouts import Unserved
+from discreet.per_example.objective import Loss, Objective, Tree, mapped
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
 COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after layer
@@ -36,6 +38,19 @@ def check_layers(model: nn.Module) -> None:
     """Raises ValueError if a layer mixes examples."""
     for name, layer in model.named_modules():
         check_layer(layer, name)
+
+
+def only_known_derivatives(outputs: Tensor) -> None:
+    """Raises Unserved if a function whose derivative is Python code of its own leads to the outputs."""
+    seen, waiting = set[Any](), [outputs.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch._C._FunctionBase):
+            raise Unserved(f"{type(node).__name__} has a derivative of its own")
+        waiting += [before for before, _ in node.next_functions]
 
 
 def check_layer(layer: nn.Module, name: str = "") -> None:
@@ -90,15 +105,15 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small:
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     least, end = (1, 3) if small else (0, min(tables, default=2))
 
-    def made(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def made(value: Any, count: int = count) -> Any:
+        if isinstance(value, Graphs):
+            return value.made_up(count, made, draws)
         shape = (count, *value.shape[1:])
         if value.is_floating_point():
             return torch.rand(shape, generator=draws, dtype=value.dtype).to(value.device)
         return torch.randint(least, end, shape, generator=draws).to(value)
 
-    return tree_map(made, inputs)
+    return mapped(made, inputs)
 
 
 def try_out(objective: Objective, inputs: Tree, targets: Tree) -> None:

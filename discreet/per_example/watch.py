@@ -11,6 +11,7 @@ What is known of a value:
 - a `Layout`: it follows from the examples, each entry from its own example;
 - `CONSTANT`: it follows from no example and no trainable parameter; or a `Weight`: from parameters alone;
 - `PLACES`: the numbers of the examples, 0 to n - 1, which may only pick something in each example;
+- `Ragged`, `Numbers`: it has rows of nodes or edges, or numbers of such rows (`rows.py`);
 - `Answers`: a number for each example, such as `mask.all()` gives for each alone. A branch on it asks for examples that
   answer alike: `Split` says which do. Which examples run together moves the places at which dropout draws for them, as
   a missing example does, and never what they draw: no branch may read what was drawn;
@@ -24,7 +25,8 @@ trial on made-up examples, against each of them alone, is for that (`per_example
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from copy import copy
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -47,33 +49,49 @@ from discreet.per_example.functions import (
     function_of,
     redispatch,
 )
-from discreet.per_example.layouts import CONSTANT, FIRST, PLACES, UNSEEN, Count, Layout, Mixed, Unserved, leaves, place
+from discreet.per_example.graphs import Graphs
+from discreet.per_example.layouts import (
+    CONSTANT,
+    FIRST,
+    PLACES,
+    UNSEEN,
+    Count,
+    Layout,
+    Mixed,
+    Unserved,
+    leaves,
+    place,
+    placed,
+    refusal,
+)
 from discreet.per_example.norms import NORM_RULES
 from discreet.per_example.operations import CHECKS
 from discreet.per_example.recurrent import RECURRENT_RULES
+from discreet.per_example.rows import STRAY, Numbers, Owners, Ragged, kind_of, moved, note_graphs
 from discreet.per_example.terms import Rows, Tape
-from discreet.per_example.trial import tensors_of, writes
+from discreet.per_example.trial import only_known_derivatives, tensors_of, writes
 from discreet.per_example.weights import WEIGHT_RULES, derived, with_copies
 
 RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
 _OF_MODULES = frozenset(nn.Module().__dict__)
 
 
-class MixesExamples(ValueError):
-    """A forward that mixes examples."""
-
-
 class Watch(TorchFunctionMode):
     """Watches one forward pass of a model, whose modules these are, over the `tape.count` examples of a batch.
 
     `counts`: once the forward has asked for `len(x)`, which is a plain number, a new tensor of that size has a row for
-    each example. `has_counted` says that there was one: the number may also be equal by chance.
+    each example: `lengths` has such numbers, and what their rows are. `counted` are those that a new tensor had, which
+    may also be equal by chance.
+
+    Nodes and edges of graphs are other `kinds` of rows. Each is watched by a copy, in which a row is an example.
     """
 
     def __init__(self, tape: Tape, modules: Sequence[nn.Module], *, counts: bool = True) -> None:
         super().__init__()
-        self.counts, self.has_length, self.has_counted = counts, False, False
+        self.counts, self.lengths, self.counted = counts, dict[int, Any](), list[int]()
         self.tape, self.count = tape, tape.count
+        self.owners: Owners | None = None
+        self.kinds = dict[object, Any]()
         self.inner: Any = None
         self.token = object()  # tags outlive a pass on the tensors of the caller
         self.read: list[tuple[ref[Tensor], int]] = []
@@ -96,6 +114,11 @@ class Watch(TorchFunctionMode):
         own = value.__dict__.get("_discreet")
         if own is not None and own[0] is self.token:
             return own[1]
+        if own is not None and own[0] in self.kinds:
+            kind, tag = self.kinds[own[0]], own[1]
+            if self.owners is None:
+                return Ragged(kind) if isinstance(tag, Layout) else tag
+            return tag if tag is CONSTANT or isinstance(tag, Weight | Mixed) else STRAY
         tag = self.known.get(id(value), UNSEEN)
         if tag is UNSEEN and not self.has_looked:
             self._look_at_attributes()
@@ -121,11 +144,34 @@ class Watch(TorchFunctionMode):
         return value
 
     def rows(self, inputs: Any) -> None:
-        """Notes that tensors have the examples in their first dimension."""
+        """Notes that tensors have the examples in their first dimension, or of graphs, their nodes or edges."""
         for value in tree_leaves(inputs):
             if isinstance(value, Tensor):
                 self.give(value, FIRST)
                 self.read.append((ref(value), value._version))
+        for graphs in tree_leaves(inputs, is_leaf=lambda value: isinstance(value, Graphs)):
+            if isinstance(graphs, Graphs):
+                note_graphs(self, graphs)
+
+    def kind_of_rows(self, owners: Tensor) -> Self:
+        """A kind of rows that belong to these examples, (rows,)."""
+        kind = copy(self)
+        kind.owners, kind.count, kind.token = Owners(owners, self.count), len(owners), object()
+        kind.tape = Tape(self.tape.slots, len(owners), self.tape.order, self.tape.uses, kind.owners.merged)
+        self.kinds |= {self.token: self, kind.token: kind}
+        return kind
+
+    def joined(self, kinds: Sequence[Any]) -> Any:
+        """The rows of several kinds, one behind the other, as one kind; the same for the same kinds."""
+        key = tuple(kind.token for kind in kinds)
+        if key not in self.kinds:
+            self.kinds[key] = self.kind_of_rows(torch.cat([kind.example_of_rows() for kind in kinds]))
+        return self.kinds[key]
+
+    def example_of_rows(self) -> Tensor:
+        """The example of each row, (rows,)."""
+        device = next(iter(self.held))[0].device
+        return torch.arange(self.count, device=device) if self.owners is None else self.owners.of
 
     def check(self, outputs: Tensor) -> None:
         """Raises Unserved or ValueError unless a result, (n, ...), follows example by example.
@@ -144,7 +190,7 @@ class Watch(TorchFunctionMode):
             raise Unserved("the outputs do not have the examples first")
         if any(value._version != version for held, version in self.read if (value := held()) is not None):
             raise Unserved("a tensor that a layer has read is overwritten")
-        _only_known_derivatives(outputs)
+        only_known_derivatives(outputs)
 
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -153,21 +199,29 @@ class Watch(TorchFunctionMode):
         if function.is_banned or named.get("out") is not None:
             raise Unserved(f"{function.name}{place()}")
         if function.is_fact:
-            is_size = function.name in SIZES and isinstance(self.tag(args[0]), Layout)
+            tag = self.tag(args[0]) if function.name in SIZES else None
+            if isinstance(tag, Ragged | Numbers):
+                self.lengths[tag.kind.count] = tag.kind
+            is_size = isinstance(tag, Layout)
             return self._size(Call(self, func, function.name, args, named)) if is_size else func(*args, **named)
         call = Call(self, func, function.name, args, named)
         is_python = function.is_python and func is not self.inner
         if not call.of_examples:
             return self._composite(types, call) if is_python else self._constant(call, function)
+        kind = self
+        if self.kinds and not call.is_known:
+            kind = kind_of(call) or self
+            call = Call(kind, func, function.name, args, named)
         if function.may_have_rule and is_python == function.is_python and call.is_known and call.name in RULES:
-            return self._ruled(call)
-        return self._composite(types, call) if is_python else self._row_by_row(call, function)
+            return kind._ruled(call)
+        return self._composite(types, call) if is_python else kind.row_by_row(call, function)
 
     def _composite(self, types: Iterable[Any], call: Call) -> Any:
         """Calls a function of PyTorch that is written in Python, and watches what it calls."""
         if redispatch is None:
             raise Unserved(f"{call.name}{place()}")
-        self.has_length = self.has_length or call.name == "len"
+        if call.name == "len" and isinstance(call.tags[0], Layout):
+            self.lengths[self.count] = self
         return called_inside(self, call.func, types, call.args, call.named)
 
     def _constant(self, call: Call, function: Function) -> Any:
@@ -182,30 +236,33 @@ class Watch(TorchFunctionMode):
         for value in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if not isinstance(value, Tensor) or any(value is given for given in call.tensors):
                 continue  # changed in place
-            if call.name in FILLED or call.counted:
-                self.give(value, self._made(call, value))
+            if call.name in FILLED or call.counted or (self.kinds and call.name == "arange"):
+                self._made(call, value)
             elif value.requires_grad and any(isinstance(tag, Weight) for tag in call.tags):
                 self.give(value, derived(value, call))
             else:
                 self.give(value, CONSTANT)
         return result
 
-    def _made(self, call: Call, value: Tensor) -> Any:
-        """A new tensor. With a size that counts examples: all rows alike, or drawn for each; or their numbers."""
+    def _made(self, call: Call, value: Tensor) -> Tensor:
+        """A new tensor. With a size that counts rows: all of them alike, or drawn for each; or their numbers."""
         given = leaves((call.args, call.named.get("size", ())))
         numbers = (size for size in given if isinstance(size, int) or (isinstance(size, Tensor) and size.dim() == 0))
         sizes = [int(size) if isinstance(size, Tensor) else size for size in numbers]
-        counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)]
-        if not counts:
-            counts = [spot for spot, size in enumerate(sizes[: value.dim()]) if size == self.count][:1]
-            if not (self.has_length and self.counts and counts):
-                return CONSTANT
-            self.has_counted, sizes[counts[0]] = True, Count(1, self.count)
-        if call.name == "arange" and counts == [len(sizes) - 1] and value.shape == (self.count,):
-            return PLACES
+        counts, kind, times = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)], self, 1
+        if counts:
+            times = sizes[counts[0]].times  # type: ignore[attr-defined]
+        else:
+            counts = [spot for spot, size in enumerate(sizes[: value.dim()]) if size in self.lengths][:1]
+            if not (self.counts and counts):
+                return self.give(value, CONSTANT)
+            kind = self.lengths[sizes[counts[0]]]
+            self.counted.append(kind.count)
+        if call.name == "arange" and counts == [len(sizes) - 1] and value.shape == (kind.count,):
+            return self.give(value, PLACES if kind.owners is None else Numbers(kind, FIRST, kind))
         if call.name in FILLED and len(counts) == 1 and counts[0] < value.dim():
-            return Layout(counts[0], cast(Count, sizes[counts[0]]).times, drawn=call.name in DRAWING)
-        return Mixed(f"{call.name} counts examples{place()}")
+            return kind.give(value, Layout(counts[0], times, drawn=call.name in DRAWING))
+        return self.give(value, Mixed(f"{call.name} counts examples{place()}"))
 
     def _copied(self, call: Call) -> Tensor:
         """A constant or a parameter that is repeated for each example."""
@@ -246,9 +303,9 @@ class Watch(TorchFunctionMode):
         result, tags = RULES[call.name](call)
         if len(self.tape.uses) > before:
             self.read += [(ref(value), value._version) for value in call.tensors if call.layout(value)]
-        return self._given(result, tags, drawn=call.drawn or (call.name in RECURRENT and bool(call.args[5])))
+        return self.results(result, tags, drawn=call.drawn or (call.name in RECURRENT and bool(call.args[5])))
 
-    def _given(self, result: Any, tags: Any, *, drawn: bool) -> Any:
+    def results(self, result: Any, tags: Any, *, drawn: bool = False) -> Any:
         """Notes what is known of results, each with the line of the forward if it is a reason."""
         if isinstance(result, Tensor):
             self._give(result, tags, drawn)
@@ -266,7 +323,7 @@ class Watch(TorchFunctionMode):
                 tag = Layout(tag.dim, tag.before, tag.after, drawn=True)
         self.give(value, placed(tag) if isinstance(tag, Mixed) else tag)
 
-    def _row_by_row(self, call: Call, function: Function) -> Any:
+    def row_by_row(self, call: Call, function: Function) -> Any:
         """Calls a function, and finds what is known of its result."""
         name, tags = call.name, call.tags
         mixed = None
@@ -276,15 +333,16 @@ class Watch(TorchFunctionMode):
             if call.places and all(tag is PLACES or tag is CONSTANT for tag in tags):
                 return number_of_examples(call)
             mixed = next((tag for tag in tags if isinstance(tag, Mixed)), None)
-        if name in LENGTHS and tags[-1] == FIRST and call.tensors[-1].dim() == 1:
+        if mixed is None and self.kinds and any(isinstance(tag, Ragged | Numbers) for tag in tags):
+            return moved(call, function)
+        if name in LENGTHS and tags[-1] == FIRST and call.tensors[-1].dim() == 1 and self.owners is None:
             return of_lengths(call, call.tensors[-1])
         if function.is_special:
             if name in READS:
                 raise Unserved(placed(mixed or Mixed(f"{name} reads the data")).reason)
             if name in FILLED:
-                made = call.run()
-                return self.give(made, self._made(call, made))
-            if isinstance(tags[0], Layout) and len(call.args) == 1 and not call.named:
+                return self._made(call, call.run())
+            if self.owners is None and isinstance(tags[0], Layout) and len(call.args) == 1 and not call.named:
                 rows = tags[0].first(call.tensors[0]).reshape(self.count, -1)
                 found = getattr(torch, name)(rows, 1)
                 values = found if isinstance(found, Tensor) else found[0]
@@ -298,7 +356,7 @@ class Watch(TorchFunctionMode):
         if function.writes and tag != call.tags[0]:
             raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(f"{name} into another tensor")))
         if isinstance(result, Tensor) or function.writes or any(isinstance(value, Tensor) for value in leaves(result)):
-            return self._given(result, tag, drawn=call.drawn)
+            return self.results(result, tag, drawn=call.drawn)
         raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(name)))
 
     def _tag_of(self, call: Call) -> Any:
@@ -333,31 +391,3 @@ class Watch(TorchFunctionMode):
             return self.tag(value) if isinstance(spot, Layout) else spot
         both = checked("add", self.give(part, spot), written)
         return self.tag(value) if both == spot else Mixed("setitem pairs examples with each other")
-
-
-def refusal(tag: Mixed) -> Exception:
-    """The error for a value that the loss needs, and that does not follow example by example."""
-    if not tag.surely:
-        return Unserved(tag.reason)
-    return MixesExamples(
-        f"the model's forward mixes examples: {tag.reason}. Clipping bounds what one example changes only if each goes "
-        "through the model alone"
-    )
-
-
-def placed(tag: Mixed) -> Mixed:
-    """A reason with the line of the forward that it is about."""
-    return tag if " at " in tag.reason else Mixed(f"{tag.reason}{place()}", tag.surely)
-
-
-def _only_known_derivatives(outputs: Tensor) -> None:
-    """Raises Unserved if a function whose derivative is Python code of its own leads to the outputs."""
-    seen, waiting = set[Any](), [outputs.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch._C._FunctionBase):
-            raise Unserved(f"{type(node).__name__} has a derivative of its own")
-        waiting += [before for before, _ in node.next_functions]

@@ -1,0 +1,127 @@
+"""Graphs in a batch, the way models of graphs take them: one graph, of which the examples are the parts that no edge
+joins. Nodes and edges have a row each, and `batch` has the number of the graph of each node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
+
+_RULE = (
+    "in a tuple rows of nodes come before edge_index, and rows of edges after it; by name those of edges and graphs "
+    "begin with edge and graph"
+)
+
+
+def owners_taken(owners: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of some of the `count` examples, in the order of `places`, the new number of the example of each, and
+    how far its first row has moved. owners (rows,): the example of each row."""
+    sizes = torch.bincount(owners, minlength=count)
+    starts, taken = sizes.cumsum(0) - sizes, sizes[places]
+    new = torch.arange(len(places), device=owners.device).repeat_interleave(taken)
+    begins = taken.cumsum(0) - taken
+    within = torch.arange(len(new), device=owners.device) - begins[new]
+    rows = owners.argsort(stable=True)[starts[places][new] + within]
+    return rows, new, begins - starts[places]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graphs:
+    """A batch of graphs. It has the graphs for its rows: `len` counts them, and an index picks some.
+
+    Attributes:
+      tree: what the model takes: a tuple, or a dictionary of tensors by name.
+      names: of each tensor of the tree, whether it has a row a node, edge or graph, or is "edge_index" or "batch".
+    """
+
+    tree: Any
+    names: tuple[str, ...]
+
+    def leaf(self, name: str) -> Tensor:
+        found: Tensor = tree_leaves(self.tree)[self.names.index(name)]
+        return found
+
+    @property
+    def owners(self) -> dict[str, Tensor]:
+        """The graph of each node, edge and graph."""
+        batch, edges = self.leaf("batch"), self.leaf("edge_index")
+        return {"node": batch, "edge": batch[edges[0]], "graph": torch.arange(len(self), device=batch.device)}
+
+    def __len__(self) -> int:
+        batch = self.leaf("batch")
+        return int(batch[-1]) + 1 if len(batch) else 0
+
+    def __getitem__(self, index: Any) -> Graphs:
+        count = len(self)
+        places = torch.arange(count, device=self.leaf("batch").device)[index]
+        taken = {kind: owners_taken(owners, places, count) for kind, owners in self.owners.items()}
+        rows, new, _ = taken["edge"]
+        moved = self.leaf("edge_index")[:, rows] + taken["node"][2][new]
+        made = {"edge_index": moved, "batch": taken["node"][1]}
+        values, spec = tree_flatten(self.tree)
+        pairs = zip(self.names, values, strict=True)
+        return Graphs(tree_unflatten([made[n] if n in made else v[taken[n][0]] for n, v in pairs], spec), self.names)
+
+    def made_up(self, count: int, rows: Any, draws: torch.Generator) -> Graphs:
+        """Small graphs of the same kind; `rows` makes so many rows of a tensor."""
+        nodes = torch.arange(count) % 3 + 2
+        owners = torch.arange(count).repeat_interleave(nodes)
+        edge_owners = torch.arange(count).repeat_interleave(3)
+        within = torch.rand(2, 3 * count, generator=draws) * nodes[edge_owners]
+        edges = within.long() + (nodes.cumsum(0) - nodes)[edge_owners]
+        sizes = {"node": len(owners), "edge": 3 * count, "graph": count}
+        values, spec = tree_flatten(self.tree)
+        made = {"edge_index": edges.to(values[0].device), "batch": owners.to(values[0].device)}
+        pairs = zip(self.names, values, strict=True)
+        return Graphs(tree_unflatten([made[n] if n in made else rows(v, sizes[n]) for n, v in pairs], spec), self.names)
+
+
+register_pytree_node(Graphs, lambda one: ([one.tree], one.names), lambda parts, names: Graphs(next(iter(parts)), names))
+
+
+def graphs_in(tree: Any) -> Graphs | None:
+    """The batch of graphs that a tuple or dictionary of tensors is, or None: it is one if `edge_index`, (2, edges), has
+    numbers of nodes, and `batch`, (nodes,), their graphs in order, from 0; every graph has a node.
+
+    Raises:
+      ValueError: an edge joins two graphs, or a tensor has other rows than its place or name says.
+    """
+    values = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, tuple) else []
+    if not all(isinstance(value, Tensor) and value.dim() for _, value in values):
+        return None
+    whole = [(key, value) for key, value in values if value.dtype == torch.int64]
+    if isinstance(tree, dict):
+        edges, batches = ([key for key, _ in whole if key == name] for name in ("edge_index", "batch"))
+    else:
+        is_uneven = len({len(value) for _, value in values}) > 1
+        edges = [key for key, value in whole if is_uneven and value.dim() == 2 and len(value) == 2]
+        batches = [key for key, value in whole if _numbers(value)]
+    if len(edges) != 1 or not batches:
+        return None
+
+    def name(key: Any) -> str:
+        if key in (edges[0], batches[-1]):
+            return "edge_index" if key == edges[0] else "batch"
+        if isinstance(key, int):
+            return "node" if key < edges[0] else "edge"
+        return next((kind for kind in ("edge", "graph") if key.startswith(kind)), "node")
+
+    found = Graphs(tree, tuple(name(key) for key, _ in values))
+    batch, ends = found.leaf("batch"), found.leaf("edge_index")
+    if not bool((batch[ends[0]] == batch[ends[1]]).all()):
+        raise ValueError("inputs: an edge joins two graphs of the batch, so that no graph goes through the model alone")
+    for (key, value), kind in zip(values, found.names, strict=True):
+        if kind in found.owners and len(value) != len(found.owners[kind]):
+            raise ValueError(f"inputs: {key} must have a row for each {kind}, not {len(value)} rows: {_RULE}")
+    return found
+
+
+def _numbers(value: Tensor) -> bool:
+    """True for 0, 0, 1, 1, 1, 2, ...: the graphs of nodes in order."""
+    if value.dim() != 1 or not len(value) or int(value[0]):
+        return False
+    steps = value.diff()
+    return bool(((steps == 0) | (steps == 1)).all())
