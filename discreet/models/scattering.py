@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.data.examples import Examples
-from discreet.per_example.terms import unchanged
+from discreet.per_example.perceptron import unchanged
 
 DIRECTIONS = 8
 AVERAGED = 4  # pixels, along either side

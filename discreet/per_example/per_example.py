@@ -225,10 +225,8 @@ def _filled(tree: Tree, rows: int) -> Tree:
     if isinstance(tree, Tensor) and len(tree) >= rows:
         return tree
 
-    def filled(value: Any) -> Any:
-        return value if len(value) >= rows else value[torch.arange(rows).clamp_(max=len(value) - 1)]
-
-    return mapped(filled, tree)
+    places = torch.arange(rows)
+    return mapped(lambda part: part if len(part) >= rows else part[places.clamp(max=len(part) - 1)], tree)
 
 
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[_Part]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.per_example.objective import logit_gradients
-from discreet.per_example.terms import Pair, Slot, Term, unchanged
+from discreet.per_example.terms import Pair, Slot, Term
 
 Back = Callable[[nn.Module, Tensor, Tensor], Tensor]  # from the layer, its outputs and the gradients there
 
@@ -62,3 +62,9 @@ def perceptron_terms(
         if index > first:
             grads = _BACKWARD[type(layer)](layer, values[index + 1], grads)
     return terms[::-1]
+
+
+def unchanged(layer: nn.Module) -> bool:
+    """True if a layer does what its class says: it has no hooks and no forward of its own."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return not hooks and "forward" not in layer.__dict__

@@ -19,7 +19,7 @@ from functools import lru_cache, reduce
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 # The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower
@@ -395,9 +395,3 @@ class Tape:
         """Notes a call with trainable parameters and these outputs, (n, ...)."""
         merged = self.merged
         self.uses.append(Use(get_gradient_edge(outputs), (lambda g: merged(terms(g))) if merged else terms))
-
-
-def unchanged(layer: nn.Module) -> bool:
-    """True if a layer does what its class says: it has no hooks and no forward of its own."""
-    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return not hooks and "forward" not in layer.__dict__
