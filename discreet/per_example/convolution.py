@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.terms import Outer, Rows, Slot, Term, grams_are_cheaper
+from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, grams_are_cheaper
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
+_FEW_PATCHES = 4  # for each output channel: they take little memory, and a matrix product is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Geometry:
     def width(self, inputs: Tensor) -> int:
         """The length of a patch of one group."""
         return torch.Size(self.kernel).numel() * inputs.shape[1] // self.groups
+
+    def ends(self, padded: Tensor) -> list[int]:
+        """The size of the outputs in space for inputs that are padded."""
+        ways = zip(padded.shape[2:], self.kernel, self.stride, self.dilation, strict=True)
+        return [(size - dil * (k - 1) - 1) // jump + 1 for size, k, jump, dil in ways]
 
     def patches(self, inputs: Tensor) -> Tensor:
         """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups), channels running fastest."""
@@ -61,13 +68,62 @@ def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+@dataclass(frozen=True, slots=True)
+class Convolved:
+    """The weight of a convolution with one group, called `times` times: inputs (n, times, channels, *space) and grads
+    (n, times, positions, out). Patches are made for some examples at a time, and never held: they are many times larger
+    than inputs."""
+
+    slot: Slot
+    geometry: Geometry
+    inputs: Tensor
+    grads: Tensor
+
+    @property
+    def call(self) -> tuple[Geometry, torch.Size]:
+        """What calls have alike that are worked on together."""
+        return self.geometry, self.inputs.shape
+
+    def outer(self, some: slice = slice(None)) -> Outer:
+        """The matrix product over the patches of some examples."""
+        inputs, grads = self.inputs[some], self.grads[some]
+        patches = self.geometry.patches(inputs.flatten(0, 1))
+        return Outer(self.slot, patches.view(len(inputs), -1, patches.shape[3]), grads.flatten(1, 2))
+
+    def cheapest(self, order: int) -> Term:
+        """The same, or the gradients themselves if they cost less for norms of this order."""
+        count, times, positions, out = self.grads.shape
+        width = self.geometry.width(self.inputs[:, 0])
+        if order == 2 and grams_are_cheaper(count, times * positions, width, out):
+            return self
+        parts = zip(self.inputs.unbind(1), self.grads.unbind(1), strict=True)
+        return Rows(self.slot, reduce(Tensor.add_, (built(self.geometry, *part) for part in parts)))
+
+    def mass(self, order: int) -> Tensor:
+        step = max(1, _PATCH_FLOATS // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0])))
+        starts = range(0, len(self.inputs), step)
+        return torch.cat([self.outer(slice(start, start + step)).mass(order) for start in starts])
+
+    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
+        if self.grads[..., 0].numel() <= _FEW_PATCHES * self.slot.shape[0]:
+            self.outer().add_to(parts, weights, factor)
+            return
+        inputs, way = self.inputs.flatten(0, 1), self.geometry
+        if any(sides != (0, 0) for sides in way.padding):
+            inputs = functional.pad(inputs, [side for sides in reversed(way.padding) for side in sides])
+        rows = (self.grads * weights.view(-1, 1, 1, 1)).flatten(0, 1).movedim(-1, 1)
+        grads = rows.reshape(len(inputs), -1, *way.ends(inputs))
+        like = inputs.new_empty(self.slot.shape)
+        sizes = way.stride, [0] * len(way.kernel), way.dilation, False, [0] * len(way.kernel), 1
+        (_, found, _) = torch.ops.aten.convolution_backward(grads, inputs, like, None, *sizes, [False, True, False])
+        parts[self.slot.index].add_(found, alpha=factor)
+
+
 def weight_term(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor, order: int) -> Term:
     """The weight's part: inputs (n, channels, *space), grads (n, positions, out)."""
-    count, positions, out = grads.shape
-    gram = order == 2 and geometry.groups == 1
     slot = replace(slot, kernel_last=True)
-    if gram and grams_are_cheaper(count, positions, geometry.width(inputs), out):
-        return Outer(slot, geometry.patches(inputs)[:, 0], grads).cheapest(order)
+    if geometry.groups == 1:
+        return Convolved(slot, geometry, inputs.unsqueeze(1), grads.unsqueeze(1))
     return Rows(slot, built(geometry, inputs, grads))
 
 

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.any_model import built_terms, plain_gradient
 from discreet.per_example.branches import Split
+from discreet.per_example.combined import combined
 from discreet.per_example.layouts import FEWEST, FIRST, MixesExamples, Unserved
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -41,7 +42,7 @@ from discreet.per_example.objective import (
     rows_of,
 )
 from discreet.per_example.perceptron import perceptron, perceptron_terms
-from discreet.per_example.terms import Parts, Tape, Term, Use, combined, without
+from discreet.per_example.terms import Parts, Tape, Term, Use, without
 from discreet.per_example.trial import (
     AGREEMENT,
     COARSE_AGREEMENT,
