@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -15,18 +14,23 @@ from discreet.per_example.convolution import Convolved
 from discreet.per_example.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 
 
-def combined(terms: Sequence[Term], order: int) -> list[Term]:
-    """Terms of which no two are of one parameter: a parameter that is used several times has one gradient."""
+def combined(terms: list[Term], order: int) -> list[Term]:
+    """Terms of which no two are of one parameter: a parameter that is used several times has one gradient. The list is
+    emptied: what several terms hold is let go of when they are one."""
     uses = Counter(slot.index for term in terms for slot in slots_of(term))
     found: list[Term] = []
     shared = defaultdict[int, list[Any]](list)
-    for term in terms:
+    while terms:
+        term = terms.pop()
         if all(uses[slot.index] == 1 for slot in slots_of(term)):
             found.append(term.cheapest(order) if isinstance(term, Outer | Convolved) else term)
             continue
         for part in _apart(term):
             shared[part.slot.index].append(part)
-    return [*found, *(_one(parts, order) for parts in shared.values())]
+    del term
+    while shared:
+        found.append(_one(shared.popitem()[1], order))
+    return found[::-1]
 
 
 def slots_of(term: Any) -> list[Slot]:
