@@ -171,15 +171,13 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> str:
     model = objective.model
     state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules]
     key = state, objective.slots.keys(), objective.rounds
-    held = _reasons.get(model)
-    is_new = held is None or held[0] != key
+    is_new = model not in _reasons or _reasons[model][0] != key
     if is_new:
         check_layers(model)
     try_out(objective, inputs, targets)
     if is_new:
-        held = _reasons[model] = (key, _disagreement(model, inputs))
-    assert held is not None
-    return held[1]
+        _reasons[model] = (key, _disagreement(model, inputs))
+    return _reasons[model][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +356,9 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
     reason, small = "", False
     for seed in range(_TRIALS):
         try:
+            examples = made_up(model, inputs, _MADE_UP, seed, small=small)
             with same_chance(objective.parameters[0].device), Undrawn():
-                reason = _tried_on(objective, made_up(model, inputs, _MADE_UP, seed, small=small))
+                reason = _tried_on(objective, examples)
         except MixesExamples:
             raise
         except Unserved as error:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.per_example.objective import Loss
+from discreet.per_example import per_example
+from discreet.per_example.objective import Loss, Objective
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.training.losses import per_example_loss
 from tests.per_example.test_per_example_choice import batch, seeded
@@ -242,3 +243,17 @@ def test_models_and_losses_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> No
         clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0, loss=loss)
     assert seen.count(6) == 3
     assert len(seen) < 30
+
+
+def test_made_up_examples_of_a_trial_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, right = list[Tensor](), per_example._tried_on
+
+    def noted(objective: Objective, made: Tensor) -> str:
+        tried.append(made)
+        return right(objective, made)
+
+    monkeypatch.setattr(per_example, "_tried_on", noted)
+    inputs, targets = examples()
+    clipped_gradient_sum(nn.Sequential(nn.Linear(4, 3), nn.Dropout()), inputs, targets=targets, clip_norm=1.0)
+    assert tried
+    assert all(len(made.unique(dim=0)) == len(made) for made in tried)
