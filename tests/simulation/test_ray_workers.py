@@ -122,7 +122,6 @@ class Growing:
 
     turns: list[int]
     gpus: int = 0
-    versions: Any = None
     cpus: int = 0
     checks: list[int] = field(default_factory=list)
 
