@@ -153,9 +153,8 @@ class _Trainer:
         part = self._updates(params, work)
         if work.request.work.query:
             assert self.answers is not None
-            assert self.engine.rates is not None
             total = self.answers.empty()
-            total.add(self.engine.rates.of(work.clients, params, _sources(self.seed, work)))
+            total.add(self.engine.answers(work.clients, params, _sources(self.seed, work)))
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)
 
@@ -164,8 +163,7 @@ class _Trainer:
         sources, count, request = _sources(self.seed, work), len(work.clients), work.request
         answers = None
         if request.work.query:
-            assert self.engine.rates is not None
-            answers = self.engine.rates.of(work.clients, params, sources)
+            answers = self.engine.answers(work.clients, params, sources)
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
             updates = chunk_steps(self._chunk(work), params, self.example_norm).cpu()
