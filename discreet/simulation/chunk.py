@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
+from discreet.data.partition import Numbers
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.simulation.client_examples import (
     BatchNumbers,
-    Numbers,
     SharedExamples,
     Table,
     poisson_batch,
@@ -53,10 +53,10 @@ from discreet.training.local_training import (
     local_update,
     plain_sgd,
     sgd,
+    shared_step,
     step_batch,
     step_noise,
 )
-from discreet.training.shared_step import shared_step
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16
@@ -250,7 +250,7 @@ def _updates_alone(model: nn.Module, chunk: Chunk, start: Tensor) -> Tensor:
 
 @torch.no_grad()
 def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
-    """Each client's step over all its examples, (k, num_params), float64: `discreet.training.shared_step`, for many."""
+    """Each client's step over all its examples, (k, num_params), float64: `shared_step`, for many."""
     settings, table = chunk.settings[0], chunk.table
     if isinstance(chunk.model, MappedModel):
         clips = [(clip_norm, chunk.draws.of(row)) for row in range(len(table.sizes))]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.data.partition import Numbers
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import ServerRelease
@@ -26,7 +27,7 @@ from discreet.server.plan import Plan
 from discreet.server.run_plan import answers_of, round_settings
 from discreet.server.transport import Failure
 from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
-from discreet.simulation.client_examples import Numbers, table_of
+from discreet.simulation.client_examples import table_of
 from discreet.simulation.engine import Engine
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 from discreet.training.local_training import LocalSettings

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Task
+from discreet.data.partition import ClientExamples, client_examples_of
 from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.models.models import (
@@ -30,14 +31,7 @@ from discreet.server.plan import Plan
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import Chunk, SeededDraws, chunk_updates, dual_is_cheaper
-from discreet.simulation.client_examples import (
-    ClientExamples,
-    SharedExamples,
-    TrainedExamples,
-    client_examples_of,
-    shared_examples,
-    table_of,
-)
+from discreet.simulation.client_examples import SharedExamples, TrainedExamples, shared_examples, table_of, trained_on
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
@@ -63,7 +57,6 @@ class Rating:
 
     query: Query
     model: nn.Module
-    clients: TrainedExamples
     noise: AnswerNoise | None = None
 
 
@@ -81,7 +74,7 @@ class Engine:
     """
 
     data: SharedExamples
-    client_examples: ClientExamples
+    client_examples: ClientExamples | TrainedExamples
     model: LayerSequence | MappedModel
     chunk: int
     workers: int
@@ -91,19 +84,19 @@ class Engine:
         """The same, with its data and its models there. A chunk stays as large as it is."""
         if device == self.data.device:
             return self
-        for model in (
-            self.model.model if isinstance(self.model, MappedModel) else None,
-            self.rates and self.rates.model,
-        ):
-            if model is not None:
-                model.to(device)
+        if isinstance(self.model, MappedModel):
+            self.model.model.to(device)
+        if self.rates is not None:
+            self.rates.model.to(device)
         return replace(self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device)))
 
     def answers(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
         """The answers of clients (k,), each with its source of randomness, on parameters (num_params,): (k, length), or
         (k, length + 1) if they noise them; float32. One computation for all."""
-        assert self.rates is not None
-        rates, held = self.rates, [self.rates.clients.held_out(client) for client in clients]
+        rates = self.rates
+        assert rates is not None
+        assert isinstance(self.client_examples, TrainedExamples)
+        held = [self.client_examples.held_out(client) for client in clients]
         rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
         load_parameters(rates.model, params)
         outputs = outputs_of(rates.model, self.data.read(rows))
@@ -116,8 +109,8 @@ class Engine:
         return torch.stack(answers).to(torch.float32)
 
 
-def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None = None) -> Engine:
-    """The engine for a run on a task; `client_examples` in place of the run's own partition.
+def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
+    """The engine for a run on a task; `dealt` in place of the run's own partition.
 
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
     """
@@ -127,13 +120,10 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
     if fixed is not None:
         logger.info("the fixed features of %d examples are computed once", len(task.train))
     data = shared_examples(task.train if fixed is None else features_of(fixed, task.train), device)
-    if client_examples is None:
-        client_examples = client_examples_of(task, run.data)
-    rates = None
+    client_examples, rates = trained_on(dealt or client_examples_of(task, run.data), run.evaluation), None
     if run.evaluation.private:
-        client_examples = TrainedExamples(client_examples, run.evaluation.share)
         query = query_of(EVALUATION, run, task.shape)
-        rates = Rating(query, learned, client_examples, own_noise(run, query.l1_norm))
+        rates = Rating(query, learned, own_noise(run, query.l1_norm))
     local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
