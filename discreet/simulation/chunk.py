@@ -20,6 +20,7 @@ better shape, and fewer for every further epoch: the MLP's clients are trained 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -112,19 +113,16 @@ class SecureDraws:
 
     def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
         """Each order is uniform: see `RandomSource.permutation`."""
-        orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
-        for start, stop in _runs(sizes):
-            size = int(sizes[start])
-            orders[start:stop, :size] = self._orders(stop - start, size)
-        return orders
-
-    def _orders(self, count: int, size: int) -> Numbers:
+        shape = len(sizes), max(sizes, default=0)
+        beyond = np.arange(shape[1]) >= sizes[:, None]
         while True:
-            words = self.source.words(count * size).reshape(count, size)
+            words = self.source.words(math.prod(shape)).reshape(shape)
+            words[beyond] = np.iinfo(words.dtype).max  # sorted behind all others
             orders: Numbers = np.argsort(words, axis=1)
             ranked = np.take_along_axis(words, orders, axis=1)
             # Two equal words, once in 10^15 draws: all are drawn anew, so that no order is likelier than another.
-            if not (ranked[:, 1:] == ranked[:, :-1]).any():
+            if not ((ranked[:, 1:] == ranked[:, :-1]) & ~beyond[:, :-1]).any():
+                orders[beyond] = 0
                 return orders
 
     def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:

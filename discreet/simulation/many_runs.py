@@ -177,10 +177,10 @@ def _run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Iterato
     """The runs as they end, with the reason if they failed."""
     import ray
 
-    from discreet.simulation.ray_cluster import connected, own_model_of
+    from discreet.simulation.ray_cluster import connected
 
-    address, names = jobs[0].plan.ray.address, [own_model_of(job.plan.run.model) for job in jobs]
-    with _token(shared, address) as token, connected(address, own_model=max(names), token=token) as cluster:
+    address, models = jobs[0].plan.ray.address, [job.plan.run.model for job in jobs]
+    with _token(shared, address) as token, connected(address, models=models, token=token) as cluster:
         cluster.check_gpus(max(job.plan.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
         waiting, running = deque(jobs), dict[Any, Job]()

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,12 +54,12 @@ class Alike:
     """What must be the same on all machines.
 
     Attributes:
-      own_model: the name `package.module:function` of a model of one's own, or empty.
+      own_models: the names `package.module:function` of models of one's own.
       versions: the digest or version of what may differ, by its name; those of this process.
       token: a file in a folder that all machines share; None if they share none.
     """
 
-    own_model: str
+    own_models: tuple[str, ...]
     versions: Mapping[str, str]
     token: Path | None = None
 
@@ -68,7 +68,7 @@ class Alike:
 
         Each task begins with it, since Ray may give it to a node that has joined a moment ago.
         """
-        found, here = versions(self.own_model), socket.gethostname()
+        found, here = versions(self.own_models), socket.gethostname()
         for what, one in self.versions.items():
             if one != found[what]:
                 raise RunLostError(f"{here} has another version of {what}: {found[what]} there, {one} here")
@@ -77,12 +77,10 @@ class Alike:
 
 
 @cache
-def versions(own_model: str = "") -> Mapping[str, str]:
-    """Those of this process, as they were at its first call. Raises ValueError if the model can't be imported."""
+def versions(own_models: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """Those of this process, as they were at its first call. Raises ValueError if a model can't be imported."""
     found = {"Discreet's code": source_digest(Path(discreet.__file__).parent), "PyTorch": torch.__version__}
-    if own_model:
-        found[f"the file of model.name={own_model}"] = _digest([_file_of(own_model)])
-    return found
+    return found | {f"the file of model.name={name}": _digest([_file_of(name)]) for name in own_models}
 
 
 @dataclass
@@ -165,24 +163,21 @@ def _only(node: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def own_model_of(model: str) -> str:
-    """The name of a model of one's own, for `connected`; empty of one of Discreet's."""
-    return model if OWN in model else ""
-
-
 @contextmanager
-def connected(address: str | None, *, own_model: str = "", token: Path | None = None) -> Iterator[RayCluster]:
+def connected(address: str | None, *, models: Iterable[str] = (), token: Path | None = None) -> Iterator[RayCluster]:
     """The cluster at an address while the block runs. Its nodes are checked.
 
     Args:
       address: `host:port` of its head, or `auto` for the one that this machine belongs to. None starts one here, with
         as many CPUs as this process may use. It ends with the block, however that ends, and with this process.
-      own_model, token: see `Alike`.
+      models: the names of the models that tasks build.
+      token: see `Alike`.
 
     Raises:
       ConfigError: there is no such cluster, it can't be reached, or a node has something else than this machine.
     """
-    alike = Alike(own_model, versions(own_model), token)
+    own = tuple(sorted({name for name in models if OWN in name}))
+    alike = Alike(own, versions(own), token)
     with ExitStack() as held:
         if not ray.is_initialized():  # else its caller ends it
             if address is None:

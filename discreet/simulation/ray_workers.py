@@ -24,7 +24,7 @@ from discreet.mechanisms.sums import PartialReply
 from discreet.settings.settings import RayConfig
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.cohort import MakesWorkers
-from discreet.simulation.ray_cluster import RayCluster, Task, connected, own_model_of, result
+from discreet.simulation.ray_cluster import RayCluster, Task, connected, result
 from discreet.simulation.workers import QUEUED, Train, Work
 
 logger = logging.getLogger("discreet")
@@ -113,6 +113,6 @@ def _loaded(held: _Held) -> Train[Any]:
 
 def workers_on_ray(asked: RayConfig, model: str, held: ExitStack) -> MakesWorkers:
     """Connects to the cluster of a run with a model until `held` ends, and gives what makes workers of it."""
-    cluster = held.enter_context(connected(asked.address, own_model=own_model_of(model)))
+    cluster = held.enter_context(connected(asked.address, models=[model]))
     logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
     return partial(RayWorkers, cluster=cluster, num_gpus=asked.num_gpus)

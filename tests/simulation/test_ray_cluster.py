@@ -16,7 +16,7 @@ from discreet.protocol.run_lost import RunLostError
 from discreet.settings.rules import ConfigError
 from discreet.simulation.ray_cluster import Alike, connected, source_digest, versions
 
-OWN = "examples.own.model:build"
+OWN = ("examples.own.model:build",)
 HERE = versions(OWN)
 
 

@@ -144,7 +144,7 @@ def test_a_node_that_has_something_else_is_refused_by_name(cluster: RayCluster) 
     others = {**here.versions, "PyTorch": "1.0"}
     for other, said in (
         (replace(here, versions=others), r"another version of PyTorch: \S+ there, 1\.0 here"),
-        (replace(here, own_model="nowhere:build"), r"model\.name: 'nowhere' of nowhere:build can't be"),
+        (replace(here, own_models=("nowhere:build",)), r"model\.name: 'nowhere' of nowhere:build can't be"),
     ):
         with pytest.raises(RunLostError, match=rf"^the Ray node \S+ .*{said}"):
             RayCluster(other).check_nodes()
