@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.cohort_speed import SEED, WORK, digits_like
 from benchmarks.side_by_side import Row
 from discreet.data.examples import Task
+from discreet.data.partition import SampledExamples
 from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
 from discreet.server.plan import Plan, planned
@@ -24,7 +25,6 @@ from discreet.server.run_plan import cohort_sampling, round_settings
 from discreet.server.state import State, initial_state
 from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
-from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
 
@@ -66,7 +66,7 @@ def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
     model = build_model(plan.run.model, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     state = initial_state(flatten_parameters(model), clip_norm=plan.first_clip_norm)
-    engine = engine_of(plan, task, client_examples=held)
+    engine = engine_of(plan, task, dealt=held)
     with BatchedTransport(plan, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
             cohort = cohort_sampling(plan).draw(exchange.available_clients(), secure_source())

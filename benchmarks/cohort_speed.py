@@ -24,7 +24,7 @@ from benchmarks.own_models import OWN
 from benchmarks.pfl_rounds import pfl_rounds
 from benchmarks.side_by_side import Row
 from discreet.data.examples import SHAPES, Examples, Task
-from discreet.data.partition import partition_indices
+from discreet.data.partition import ClientExamples, PartitionedExamples, partition_indices
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import build_model, flatten_parameters, load_parameters
@@ -39,7 +39,6 @@ from discreet.server.run_plan import round_settings
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.settings.settings import Settings, client_settings
-from discreet.simulation.client_examples import ClientExamples, PartitionedExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import engine_of
 
@@ -77,7 +76,7 @@ def rows(
     with TemporaryDirectory() as folder:
         for name in models:
             for ways in (_sgd_ways, _dp_sgd_ways):
-                compared = ways(name, task, PartitionedExamples(parts), Path(folder))
+                compared = ways(name, task, PartitionedExamples.of(parts), Path(folder))
                 found += _compared(name, compared, clients=clients, repetitions=repetitions)
     return found
 
@@ -172,7 +171,7 @@ def _batched(run: Settings, task: Task, held: ClientExamples, ledger: DurableLed
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
     plan = planned(run)
-    exchange = BatchedTransport(plan, engine_of(plan, task, client_examples=held), accounts=accounts)
+    exchange = BatchedTransport(plan, engine_of(plan, task, dealt=held), accounts=accounts)
     start, release = flatten_parameters(model), round_settings(plan).release
 
     def rounds(clients: Sequence[int]) -> None:

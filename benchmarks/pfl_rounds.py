@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Task
+from discreet.data.partition import ClientExamples
 from discreet.settings.training import TrainingConfig
-from discreet.simulation.client_examples import ClientExamples
 
 NOISE_MULTIPLIER = 1.0
 

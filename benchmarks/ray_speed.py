@@ -21,12 +21,12 @@ import torch
 from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
 from benchmarks.side_by_side import Row
+from discreet.data.partition import SampledExamples
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import build_model, flatten_parameters
 from discreet.server.plan import planned
 from discreet.server.run_plan import round_settings
 from discreet.settings.compose import load_config
-from discreet.simulation.client_examples import SampledExamples
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers
 from discreet.simulation.engine import engine_of
 
@@ -106,7 +106,7 @@ def _cluster(nodes: tuple[int, ...], held: ExitStack) -> MakesWorkers:
 
 def _transport(name: str, examples: int, workers: MakesWorkers | None) -> BatchedTransport:
     plan, task = planned(load_config([*WORK, f"model.name={name}"])), digits_like(examples)
-    engine = engine_of(plan, task, client_examples=SampledExamples(CLIENTS, examples, PER_CLIENT, SEED))
+    engine = engine_of(plan, task, dealt=SampledExamples(CLIENTS, examples, PER_CLIENT, SEED))
     return BatchedTransport(plan, replace(engine, workers=2), accounts=None, workers=workers)
 
 

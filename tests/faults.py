@@ -98,7 +98,7 @@ FAULTS = (
     ),
     Fault(
         "the gradients of a shared step are not clipped",
-        "discreet.training.shared_step:sequential_sum",
+        "discreet.training.local_training:sequential_sum",
         lambda real: lambda *args, clip_norm, **more: real(*args, clip_norm=1e9, **more),
         "training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",
     ),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
+from discreet.data.partition import PartitionedExamples
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
@@ -24,7 +25,7 @@ from discreet.server.plan import plan_of
 from discreet.server.round import dp_fedavg_round
 from discreet.server.run_plan import round_settings
 from discreet.server.state import initial_state
-from discreet.simulation.client_examples import PartitionedExamples, shared_examples
+from discreet.simulation.client_examples import shared_examples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import InTheClear
@@ -70,7 +71,9 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     assert layers is not None
     whole = Examples(torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares]))
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
-    engine = Engine(shared_examples(whole, torch.device("cpu")), PartitionedExamples(rows), layers, chunk=3, workers=1)
+    engine = Engine(
+        shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows), layers, chunk=3, workers=1
+    )
     with BatchedTransport(plan_of(RUN), engine, accounts=None, vector=vector) as transport:
         clear = InTheClear(transport, vector, 3)
         (unopened,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))

@@ -18,6 +18,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.data.examples import Examples, Task
+from discreet.data.partition import client_examples_of
 from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.models.dropout import masks_from
 from discreet.models.models import model_for, to_train, trainable
@@ -28,7 +29,6 @@ from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.rules import ConfigError
-from discreet.simulation.client_examples import client_examples_of
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,

@@ -24,8 +24,7 @@ from discreet.settings.compose import hydra_on_conf, load_config, parse_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import check, simulate
-from discreet.simulation.job import Job
-from discreet.simulation.many_runs import run_all
+from discreet.simulation.many_runs import Job, run_all
 
 logger = logging.getLogger("discreet")
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from discreet.data.examples import Examples, Task
+from discreet.data.examples import Task
 from discreet.settings.data import DataConfig
 from discreet.settings.extras import require
 
-_Parts = list[np.ndarray[Any, Any]]
+Numbers = NDArray[np.int64]
+_Parts = list[NDArray[Any]]
 _SHARDS_PER_CLIENT = 2
 SAMPLED = "sampled"
 HOLDOUT_SEED = 20743  # public, as the rule is
@@ -58,39 +62,81 @@ def partition_indices(
     return [torch.from_numpy(np.asarray(part, dtype=np.int64)) for part in parts]
 
 
-def client_examples(task: Task, data: DataConfig, client_id: int) -> Examples:
-    """The training examples of one client, whose number is within [0, num_clients).
+@dataclass(frozen=True, eq=False)
+class PartitionedExamples:
+    """Clients that share the examples out: each example has one data owner.
 
-    The partition of a task is made once per process and then kept; a sampled view is made anew each time.
+    Attributes:
+        rows: of all clients, one client after the other.
+        starts: where each begins, and the number of rows, (clients + 1,).
     """
-    if not 0 <= client_id < data.num_clients:
-        raise ValueError(f"client_id must lie in [0, {data.num_clients}), not {client_id}")
-    if data.examples_per_client is None:
-        return task.train.subset(task_partition(task, data)[client_id])
-    count, each = len(task.train), data.examples_per_client
-    indices = sampled_indices(client_id, num_examples=count, examples_per_client=each, seed=data.partition_seed)
-    return task.train.subset(indices)
+
+    rows: Numbers
+    starts: Numbers
+
+    @classmethod
+    def of(cls, parts: Sequence[torch.Tensor]) -> Self:
+        """Those of clients with the rows `parts`."""
+        rows = torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
+        return cls(rows.numpy(), np.cumsum([0, *map(len, parts)], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def sizes(self, clients: Numbers) -> Numbers:
+        """The number of examples of each of `clients` (k,), (k,); 0 is allowed."""
+        return self.starts[clients + 1] - self.starts[clients]
+
+    def examples(self, client: int) -> Numbers:
+        """The numbers of a client's examples, (n,), in the client's own order."""
+        return self.rows[self.starts[client] : self.starts[client + 1]]
 
 
-def sampled_indices(client_id: int, *, num_examples: int, examples_per_client: int, seed: int) -> torch.Tensor:
-    """The examples, of `num_examples`, that a client of a sampled population views: different ones, decided by its
-    number and a public seed alone, (examples_per_client,) int64. Views of different clients may overlap.
+@dataclass(frozen=True)
+class SampledExamples:
+    """Any number of clients, each with `examples_per_client` different examples that its number and a public `seed`
+    decide. Raises ValueError if there are not so many.
 
-    >>> sampled_indices(999_999, num_examples=5, examples_per_client=5, seed=20731).sort().values
-    tensor([0, 1, 2, 3, 4])
+    Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples, so
+    adding or removing one client is one client's view more or less, as for any other population; what an
+    example-level guarantee says of an example holds for each of its copies by itself.
+
+    >>> examples = SampledExamples(num_clients=10**6, num_examples=5, examples_per_client=5, seed=20731)
+    >>> len(examples), sorted(examples.examples(999_999).tolist())
+    (1000000, [0, 1, 2, 3, 4])
     """
-    if examples_per_client > num_examples:
-        raise ValueError(
-            f"data.examples_per_client: a view of {examples_per_client} of {num_examples} training examples"
-        )
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, client_id], dtype=np.uint64)))
-    return torch.from_numpy(generator.choice(num_examples, examples_per_client, replace=False, shuffle=False))
+
+    num_clients: int
+    num_examples: int
+    examples_per_client: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.examples_per_client > self.num_examples:
+            seen = f"a view of {self.examples_per_client} of {self.num_examples} training examples"
+            raise ValueError(f"data.examples_per_client: {seen}")
+
+    def __len__(self) -> int:
+        return self.num_clients
+
+    def sizes(self, clients: Numbers) -> Numbers:
+        return np.full(len(clients), self.examples_per_client, dtype=np.int64)
+
+    def examples(self, client: int) -> Numbers:
+        """The time depends on `examples_per_client` alone."""
+        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, client], dtype=np.uint64)))
+        return generator.choice(self.num_examples, self.examples_per_client, replace=False, shuffle=False)
+
+
+ClientExamples = PartitionedExamples | SampledExamples
 
 
 @lru_cache(maxsize=8)
-def task_partition(task: Task, data: DataConfig) -> tuple[torch.Tensor, ...]:
-    """`partition_indices` of a task's training examples, made once per process for the same task object."""
-    return tuple(partition_indices(task.train.targets, data, owners=task.owners))
+def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
+    """The training examples of each client, dealt once per process for the same task object."""
+    if data.examples_per_client is None:
+        return PartitionedExamples.of(partition_indices(task.train.targets, data, owners=task.owners))
+    return SampledExamples(data.num_clients, len(task.train), data.examples_per_client, data.partition_seed)
 
 
 def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:

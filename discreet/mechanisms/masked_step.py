@@ -98,7 +98,7 @@ class MaskedStep(ServerMechanism):
     def _step(
         self, model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
     ) -> Tensor:
-        from discreet.training.shared_step import shared_step
+        from discreet.training.local_training import shared_step
 
         return shared_step(model, params, examples, settings=settings, clip=(self.run.example.clip_norm, source))
 

@@ -65,28 +65,23 @@ def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, wide), nn.Tanh(), nn.Linear(wide, num_classes))
 
 
-def token_lstm(
-    num_tokens: int, num_classes: int, *, widths: tuple[int, ...] = (8, 128, 128), at_each_step: bool = False
-) -> nn.Sequential:
+def _lstm(
+    input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int = 0, at_each_step: bool = False
+) -> nn.Module:
     """Logits (n, num_classes) from token ids (n, steps), int64, with at least one step; or, `at_each_step`, logits
     (n, num_classes, steps), as losses of torch.nn take sequences.
 
     An embedding, LSTM layers, and a linear output from the last step, or from each, after McMahan et al. 2017, section
-    3 (`widths` 8, 256 and 256), with narrower layers. ids outside [0, num_tokens) raise IndexError.
+    3 (widths 8, 256 and 256), with narrower layers. ids outside [0, num_tokens) raise IndexError.
     """
-    layers = nn.Sequential(*(LSTMLayer(before, after) for before, after in pairwise(widths)))
-    parts = OrderedDict[str, nn.Module](embedding=nn.Embedding(num_tokens, widths[0]), recurrent=layers)
-    output = nn.Linear(widths[-1], num_classes)
-    parts |= {"output": output, "turned": ClassesSecond()} if at_each_step else {"last": LastStep(), "output": output}
-    return nn.Sequential(parts)
-
-
-def _lstm(
-    input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int = 0, at_each_step: bool = False
-) -> nn.Module:
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise ValueError(f"model.name: lstm reads token ids of shape (steps,), not {input_shape}")
-    return token_lstm(num_tokens or num_classes, num_classes, at_each_step=at_each_step)
+    widths = (8, 128, 128)
+    layers = nn.Sequential(*(LSTMLayer(before, after) for before, after in pairwise(widths)))
+    embedding, output = nn.Embedding(num_tokens or num_classes, widths[0]), nn.Linear(widths[-1], num_classes)
+    parts = OrderedDict[str, nn.Module](embedding=embedding, recurrent=layers)
+    parts |= {"output": output, "turned": ClassesSecond()} if at_each_step else {"last": LastStep(), "output": output}
+    return nn.Sequential(parts)
 
 
 def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

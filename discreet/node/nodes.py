@@ -15,7 +15,7 @@ from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Examples, TaskShape
 from discreet.data.folder import FOLDER
 from discreet.data.normalising import normaliser_of
-from discreet.data.partition import client_examples, split_rows
+from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism_table import accounts_itself
 from discreet.models.models import OWN, model_for
@@ -129,7 +129,10 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
     """One client's examples of the demonstration data. Loaded and dealt once per process."""
-    return client_examples(load_task(data.name, path=path), data, client_id)
+    if not 0 <= client_id < data.num_clients:
+        raise ValueError(f"client_id must lie in [0, {data.num_clients}), not {client_id}")
+    task = load_task(data.name, path=path)
+    return task.train.subset(torch.from_numpy(client_examples_of(task, data).examples(client_id)))
 
 
 def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
+import torch
 from torch import nn
 
 import discreet
 from discreet.data.datasets import load_task
 from discreet.data.examples import Task
-from discreet.data.partition import BY_CLASS, SAMPLED, task_partition
+from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES
 from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.evaluation.private_statistics import normaliser_in, with_constants
@@ -39,7 +41,8 @@ from discreet.settings.data import DataConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
-from discreet.training.losses import chance_loss, loss_of, resolved_task
+from discreet.settings.training import TaskConfig
+from discreet.training.losses import loss_of, resolved_task
 
 logger = logging.getLogger("discreet")
 
@@ -148,7 +151,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         if config.data.partition in COUNTED or (
             task.shape.target.kind != CLASSES and config.data.partition in BY_CLASS
         ):
-            task_partition(task, config.data)
+            client_examples_of(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     _check_shares(config.data, len(task.train))
@@ -190,3 +193,15 @@ def finish(session: Session, outcome: Outcome) -> None:
         write_predictions(folder.path)
         write_indicators(folder.path)
     say_how_it_ended(session.context, outcome)
+
+
+def chance_loss(settings: TaskConfig, task: Task) -> float:
+    """The mean loss on the public test set of a model that gives 0 throughout: every class or label the same chance, or
+    the middle of every range. log(classes) for cross entropy without weights; infinity if there is no test set."""
+    if not len(task.test):
+        return math.inf
+    loss, total = loss_of(settings), 0.0
+    for targets in torch.split(task.test.targets, 1024):
+        outputs = torch.zeros(len(targets), *task.shape.output_shape, dtype=torch.float64)
+        total += float(loss(outputs, targets if task.shape.num_classes else targets.double()).sum())
+    return total / len(task.test)

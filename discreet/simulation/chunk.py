@@ -20,6 +20,7 @@ better shape, and fewer for every further epoch: the MLP's clients are trained 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,12 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
+from discreet.data.partition import Numbers
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.simulation.client_examples import (
     BatchNumbers,
-    Numbers,
     SharedExamples,
     Table,
     poisson_batch,
@@ -53,10 +54,10 @@ from discreet.training.local_training import (
     local_update,
     plain_sgd,
     sgd,
+    shared_step,
     step_batch,
     step_noise,
 )
-from discreet.training.shared_step import shared_step
 
 # Measured: moving a float through the cache costs as much as so many operations.
 OPERATIONS_PER_FLOAT = 16
@@ -112,19 +113,16 @@ class SecureDraws:
 
     def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
         """Each order is uniform: see `RandomSource.permutation`."""
-        orders = np.zeros((len(sizes), max(sizes, default=0)), dtype=np.int64)
-        for start, stop in _runs(sizes):
-            size = int(sizes[start])
-            orders[start:stop, :size] = self._orders(stop - start, size)
-        return orders
-
-    def _orders(self, count: int, size: int) -> Numbers:
+        shape = len(sizes), max(sizes, default=0)
+        beyond = np.arange(shape[1]) >= sizes[:, None]
         while True:
-            words = self.source.words(count * size).reshape(count, size)
+            words = self.source.words(math.prod(shape)).reshape(shape)
+            words[beyond] = np.iinfo(words.dtype).max  # sorted behind all others
             orders: Numbers = np.argsort(words, axis=1)
             ranked = np.take_along_axis(words, orders, axis=1)
             # Two equal words, once in 10^15 draws: all are drawn anew, so that no order is likelier than another.
-            if not (ranked[:, 1:] == ranked[:, :-1]).any():
+            if not ((ranked[:, 1:] == ranked[:, :-1]) & ~beyond[:, :-1]).any():
+                orders[beyond] = 0
                 return orders
 
     def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
@@ -250,7 +248,7 @@ def _updates_alone(model: nn.Module, chunk: Chunk, start: Tensor) -> Tensor:
 
 @torch.no_grad()
 def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
-    """Each client's step over all its examples, (k, num_params), float64: `discreet.training.shared_step`, for many."""
+    """Each client's step over all its examples, (k, num_params), float64: `shared_step`, for many."""
     settings, table = chunk.settings[0], chunk.table
     if isinstance(chunk.model, MappedModel):
         clips = [(clip_norm, chunk.draws.of(row)) for row in range(len(table.sizes))]

@@ -1,22 +1,20 @@
-"""The data set, held once for all virtual clients; the rows of it that each has, never copies; and padded batches."""
+"""The data set, held once for all virtual clients, and padded batches of rows that they hold, never copies."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.data.examples import Examples, Task
-from discreet.data.partition import held_out_rows, sampled_indices, split_rows, task_partition
-from discreet.settings.data import DataConfig
-
-Numbers = NDArray[np.int64]
+from discreet.data.examples import Examples
+from discreet.data.partition import ClientExamples, Numbers, held_out_rows, split_rows
+from discreet.settings.evaluation import EvaluationConfig
 
 WHITE = 255
 PIECE = 512
@@ -79,79 +77,9 @@ def _as_bytes(inputs: Tensor) -> Tensor | None:
     return whole
 
 
-class ClientExamples(Protocol):
-    """The examples of each client, by its number."""
-
-    def __len__(self) -> int:
-        """The number of clients."""
-
-    def sizes(self, clients: Numbers) -> Numbers:
-        """The number of examples of each of `clients` (k,), (k,); 0 is allowed."""
-
-    def examples(self, client: int) -> Numbers:
-        """The numbers of a client's examples, (n,), in the client's own order."""
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionedExamples:
-    """Clients that share the examples out: each example has one data owner. `parts`: the examples of each client."""
-
-    parts: Sequence[Tensor]
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __reduce__(self) -> tuple[Callable[..., PartitionedExamples], tuple[Any, ...]]:
-        """To another process as two arrays: parts are often views of one tensor, and each would bring all of it."""
-        every = torch.cat([torch.zeros(0, dtype=torch.int64), *self.parts])
-        return _split_again, (every.numpy(), [len(part) for part in self.parts])
-
-    def sizes(self, clients: Numbers) -> Numbers:
-        return np.array([len(self.parts[client]) for client in clients], dtype=np.int64)
-
-    def examples(self, client: int) -> Numbers:
-        numbers: Numbers = self.parts[client].numpy()
-        return numbers
-
-
-def _split_again(every: NDArray[Any], sizes: list[int]) -> PartitionedExamples:
-    return PartitionedExamples(torch.split(read_only(every), sizes))
-
-
-@dataclass(frozen=True)
-class SampledExamples:
-    """Any number of clients, each with `examples_per_client` different examples that its number and `seed` decide.
-
-    Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples, so
-    adding or removing one client is one client's view more or less, as for any other population; what an
-    example-level guarantee says of an example holds for each of its copies by itself.
-
-    >>> examples = SampledExamples(num_clients=10**6, num_examples=100, examples_per_client=3, seed=20731)
-    >>> len(examples), len(set(examples.examples(999_999).tolist()))
-    (1000000, 3)
-    """
-
-    num_clients: int
-    num_examples: int
-    examples_per_client: int
-    seed: int
-
-    def __len__(self) -> int:
-        return self.num_clients
-
-    def sizes(self, clients: Numbers) -> Numbers:
-        return np.full(len(clients), self.examples_per_client, dtype=np.int64)
-
-    def examples(self, client: int) -> Numbers:
-        """The time depends on `examples_per_client` alone."""
-        count, each = self.num_examples, self.examples_per_client
-        numbers: Numbers = sampled_indices(client, num_examples=count, examples_per_client=each, seed=self.seed).numpy()
-        return numbers
-
-
 @dataclass(frozen=True)
 class TrainedExamples:
-    """The examples that clients train on if they hold a share of them out, by `discreet.data.partition`."""
+    """The examples that clients train on if they hold a share of them out."""
 
     every: ClientExamples
     share: float
@@ -175,11 +103,9 @@ class TrainedExamples:
         return chosen
 
 
-def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
-    """The examples of each client of a partition."""
-    if data.examples_per_client is None:
-        return PartitionedExamples(task_partition(task, data))
-    return SampledExamples(data.num_clients, len(task.train), data.examples_per_client, data.partition_seed)
+def trained_on(dealt: ClientExamples, evaluation: EvaluationConfig) -> ClientExamples | TrainedExamples:
+    """What clients train on, of what they hold, in a run with these ratings."""
+    return TrainedExamples(dealt, evaluation.share) if evaluation.private else dealt
 
 
 @dataclass(frozen=True, eq=False)

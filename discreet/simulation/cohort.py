@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.data.partition import Numbers
 from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import ServerRelease
@@ -26,7 +27,7 @@ from discreet.server.plan import Plan
 from discreet.server.run_plan import answers_of, round_settings
 from discreet.server.transport import Failure
 from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
-from discreet.simulation.client_examples import Numbers, table_of
+from discreet.simulation.client_examples import table_of
 from discreet.simulation.engine import Engine
 from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
 from discreet.training.local_training import LocalSettings
@@ -153,9 +154,8 @@ class _Trainer:
         part = self._updates(params, work)
         if work.request.work.query:
             assert self.answers is not None
-            assert self.engine.rates is not None
             total = self.answers.empty()
-            total.add(self.engine.rates.of(work.clients, params, _sources(self.seed, work)))
+            total.add(self.engine.answers(work.clients, params, _sources(self.seed, work)))
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)
 
@@ -164,8 +164,7 @@ class _Trainer:
         sources, count, request = _sources(self.seed, work), len(work.clients), work.request
         answers = None
         if request.work.query:
-            assert self.engine.rates is not None
-            answers = self.engine.rates.of(work.clients, params, sources)
+            answers = self.engine.answers(work.clients, params, sources)
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
             updates = chunk_steps(self._chunk(work), params, self.example_norm).cpu()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Task
+from discreet.data.partition import ClientExamples, client_examples_of
 from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.models.models import (
@@ -30,14 +31,7 @@ from discreet.server.plan import Plan
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import Chunk, SeededDraws, chunk_updates, dual_is_cheaper
-from discreet.simulation.client_examples import (
-    ClientExamples,
-    SharedExamples,
-    TrainedExamples,
-    client_examples_of,
-    shared_examples,
-    table_of,
-)
+from discreet.simulation.client_examples import SharedExamples, TrainedExamples, shared_examples, table_of, trained_on
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
@@ -48,44 +42,22 @@ logger = logging.getLogger("discreet")
 # far more to be kept busy). Measured: benchmarks/cohort_speed.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
-FEW, FEW_BUILT = (
-    4,
-    2,
-)  # clients of a model that is not trained by hand that must fit, or it gains nothing by being mapped
+FEW, FEW_BUILT = 4, 2  # clients of a mapped model that must fit, or it gains nothing by being mapped
 _TRIED, _AGREEMENT = (7, 4), 1e-3  # the examples of clients on which it is tried, and how near they must come
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkAnswers:
-    """Rates one model on what many clients hold out, as one computation.
+class Rating:
+    """A query that clients answer by what they hold out.
 
     Attributes:
         model: its part that learns.
-        data: the data set that all clients share.
-        clients: the examples that each holds out.
         noise: of each client on its own answer; None if the server noises their sum.
     """
 
     query: Query
     model: nn.Module
-    data: SharedExamples
-    clients: TrainedExamples
     noise: AnswerNoise | None = None
-
-    def of(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
-        """The answers of clients (k,), each with its source of randomness, on parameters (num_params,): (k, length), or
-        (k, length + 1) if they noise them; float32."""
-        held = [self.clients.held_out(client) for client in clients]
-        rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
-        load_parameters(self.model, params)
-        outputs = outputs_of(self.model, self.data.read(rows))
-        targets, sizes = self.data.targets[rows].cpu(), [len(numbers) for numbers in held]
-        pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
-        answers = [self.query.answer(*pair) for pair in pairs]
-        if self.noise is not None:
-            drawn = zip(answers, sizes, sources, strict=True)
-            answers = [self.noise.noised(answer, size, source) for answer, size, source in drawn]
-        return torch.stack(answers).to(torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,29 +70,47 @@ class Engine:
         model: its layers, for many clients at once.
         chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its own.
-        rates: answers the queries of the run for clients; None if it asks none.
+        rates: the query of the run; None if it asks none.
     """
 
     data: SharedExamples
-    client_examples: ClientExamples
+    client_examples: ClientExamples | TrainedExamples
     model: LayerSequence | MappedModel
     chunk: int
     workers: int
-    rates: ChunkAnswers | None = None
+    rates: Rating | None = None
 
     def on(self, device: torch.device) -> Engine:
         """The same, with its data and its models there. A chunk stays as large as it is."""
         if device == self.data.device:
             return self
-        data = SharedExamples(self.data.inputs.to(device), self.data.targets.to(device))
-        rates = self.rates and replace(self.rates, data=data, model=self.rates.model.to(device))
         if isinstance(self.model, MappedModel):
             self.model.model.to(device)
-        return replace(self, data=data, rates=rates)
+        if self.rates is not None:
+            self.rates.model.to(device)
+        return replace(self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device)))
+
+    def answers(self, clients: Sequence[int], params: Tensor, sources: Sequence[RandomSource]) -> Tensor:
+        """The answers of clients (k,), each with its source of randomness, on parameters (num_params,): (k, length), or
+        (k, length + 1) if they noise them; float32. One computation for all."""
+        rates = self.rates
+        assert rates is not None
+        assert isinstance(self.client_examples, TrainedExamples)
+        held = [self.client_examples.held_out(client) for client in clients]
+        rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
+        load_parameters(rates.model, params)
+        outputs = outputs_of(rates.model, self.data.read(rows))
+        targets, sizes = self.data.targets[rows].cpu(), [len(numbers) for numbers in held]
+        pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
+        answers = [rates.query.answer(*pair) for pair in pairs]
+        if rates.noise is not None:
+            drawn = zip(answers, sizes, sources, strict=True)
+            answers = [rates.noise.noised(answer, size, source) for answer, size, source in drawn]
+        return torch.stack(answers).to(torch.float32)
 
 
-def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None = None) -> Engine:
-    """The engine for a run on a task; `client_examples` in place of the run's own partition.
+def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
+    """The engine for a run on a task; `dealt` in place of the run's own partition.
 
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
     """
@@ -130,13 +120,10 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
     if fixed is not None:
         logger.info("the fixed features of %d examples are computed once", len(task.train))
     data = shared_examples(task.train if fixed is None else features_of(fixed, task.train), device)
-    if client_examples is None:
-        client_examples = client_examples_of(task, run.data)
-    rates = None
+    client_examples, rates = trained_on(dealt or client_examples_of(task, run.data), run.evaluation), None
     if run.evaluation.private:
-        client_examples = TrainedExamples(client_examples, run.evaluation.share)
         query = query_of(EVALUATION, run, task.shape)
-        rates = ChunkAnswers(query, learned, data, client_examples, own_noise(run, query.l1_norm))
+        rates = Rating(query, learned, own_noise(run, query.l1_norm))
     local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
     # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
     examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))

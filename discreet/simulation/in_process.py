@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from discreet.data.examples import Task
+from discreet.data.partition import client_examples_of
 from discreet.evaluation.asked_data import normalised
 from discreet.evaluation.private_statistics import needs_normaliser
 from discreet.ledger.durable_ledger import DurableLedger
@@ -33,7 +34,7 @@ from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.ranges import Rule
 from discreet.settings.rules import ConfigError, check_value
 from discreet.settings.settings import Settings, client_settings
-from discreet.simulation.client_examples import TrainedExamples, client_examples_of
+from discreet.simulation.client_examples import trained_on
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import CHUNK_BYTES, engine_of
 from discreet.simulation.mapped_model import MappedModel
@@ -238,9 +239,8 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
 
 def data_answers(query: Query, plan: Plan, task: Task) -> Iterator[TrainReply]:
     """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
-    run, clients = plan.run, client_examples_of(task, plan.run.data)
-    if run.evaluation.private:
-        clients = TrainedExamples(clients, run.evaluation.share)
+    run = plan.run
+    clients = trained_on(client_examples_of(task, run.data), run.evaluation)
     for client in range(run.data.num_clients):
         held = task.train.subset(torch.from_numpy(clients.examples(client)))
         yield TrainReply(1, torch.zeros(0), False, answer=query.answer(held.inputs, held.targets).to(torch.float32))

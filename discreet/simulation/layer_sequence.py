@@ -122,32 +122,18 @@ class Flatten:
 
 
 @dataclass(frozen=True)
-class Permute:
-    """Dimensions in another order."""
-
-    order: tuple[int, ...]
-
-    def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        return inputs.permute(self.order), None
-
-    def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        back = [self.order.index(dim) for dim in range(len(self.order))]
-        return grads.permute(back).contiguous(), []
-
-
-CHANNELS_LAST = Permute((0, 1, 3, 4, 2))  # from images as data sets have them, (k, n, channels, height, width)
-
-
-@dataclass(frozen=True)
 class Patches:
     """The patches that a two-dimensional convolution with zero padding reads, for a `Dense` layer:
-    (k, n, height, width, channels) to (k, n, rows, columns, kernel height * kernel width * channels)."""
+    (k, n, height, width, channels) to (k, n, rows, columns, kernel height * kernel width * channels). If they `start`
+    a model, they read (k, n, channels, height, width), as data sets have images, and no gradient goes further."""
 
     geometry: Geometry
+    start: bool
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        patches = self.geometry.patches(inputs.flatten(0, 1).movedim(-1, 1))
-        return patches.view(*inputs.shape[:2], *self.positions(inputs.shape[2:4]), patches.shape[-1]), inputs.shape[2:4]
+        images = inputs.flatten(0, 1) if self.start else inputs.flatten(0, 1).movedim(-1, 1)
+        patches = self.geometry.patches(images)
+        return patches.view(*inputs.shape[:2], *self.positions(images.shape[2:]), patches.shape[-1]), images.shape[2:]
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
         """The gradients at the image: each patch's are added where it was read."""
@@ -365,10 +351,9 @@ class _Way:
         plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
         if not plain or module.bias is None or isinstance(module.padding, str) or len(self.shape) != 3:
             return False
-        if self.kind == "inputs":
-            self.add(CHANNELS_LAST)
         kernel, stride, (tall, wide) = (_pair(value) for value in (module.kernel_size, module.stride, module.padding))
-        patches = Patches(Geometry(kernel, stride, (1, 1), ((tall, tall), (wide, wide)), groups=1))
+        geometry = Geometry(kernel, stride, (1, 1), ((tall, tall), (wide, wide)), groups=1)
+        patches = Patches(geometry, start=self.kind == "inputs")
         self.add(patches)
         self.dense((module.out_channels, self.shape[0], *kernel), in_order_of_image=True)
         read, self.kind = self.kind in ("inputs", "image"), "image"

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,6 +41,8 @@ from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import ray_environment, scratch_folder
 
+Task = ray.ObjectRef[Any]
+
 ANY = "auto"
 RETRIES = 3  # of a task whose process or machine was lost
 REACH_SECONDS = 10.0  # a machine that answers at all takes a connection in less
@@ -48,63 +50,59 @@ TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it ca
 
 
 @dataclass(frozen=True)
-class Versions:
-    """The versions that must be the same on all machines.
+class Alike:
+    """What must be the same on all machines.
 
     Attributes:
-      discreet: a digest of the library's source.
-      torch: PyTorch's version, with that of the CUDA that it was built for.
-      own_model: the name `package.module:function` of a model of one's own, or empty.
-      own_code: a digest of the file that holds its function, or empty.
+      own_models: the names `package.module:function` of models of one's own.
+      versions: the digest or version of what may differ, by its name; those of this process.
+      token: a file in a folder that all machines share; None if they share none.
     """
 
-    discreet: str
-    torch: str
-    own_model: str = ""
-    own_code: str = ""
+    own_models: tuple[str, ...]
+    versions: Mapping[str, str]
+    token: Path | None = None
 
-    def check(self, found: Versions | None = None, where: str = "") -> None:
-        """Raises RunLostError, in one line, if a node has found others; if this process has, without a node.
+    def check(self) -> None:
+        """Raises RunLostError, in one line, if this process has something else, or does not see the folder.
 
         Each task begins with it, since Ray may give it to a node that has joined a moment ago.
         """
-        found, where = found or versions(self.own_model), where or socket.gethostname()
-        for what, one, other in (
-            ("Discreet's code", self.discreet, found.discreet),
-            ("PyTorch", self.torch, found.torch),
-            (f"the file of model.name={self.own_model}", self.own_code, found.own_code),
-        ):
-            if one != other:
-                raise RunLostError(f"the Ray node {where} has another version of {what}: {other} there, {one} here")
+        found, here = versions(self.own_models), socket.gethostname()
+        for what, one in self.versions.items():
+            if one != found[what]:
+                raise RunLostError(f"{here} has another version of {what}: {found[what]} there, {one} here")
+        if self.token is not None and not self.token.is_file():
+            raise RunLostError(f"{self.token.parent} must be on a path that all machines share: {here} does not see it")
 
 
 @cache
-def versions(own_model: str = "") -> Versions:
-    """Those of this process, as they were at its first call. Raises ValueError if the model can't be imported."""
-    own_code = _digest([_file_of(own_model)]) if own_model else ""
-    return Versions(source_digest(Path(discreet.__file__).parent), torch.__version__, own_model, own_code)
+def versions(own_models: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """Those of this process, as they were at its first call. Raises ValueError if a model can't be imported."""
+    found = {"Discreet's code": source_digest(Path(discreet.__file__).parent), "PyTorch": torch.__version__}
+    return found | {f"the file of model.name={name}": _digest([_file_of(name)]) for name in own_models}
 
 
 @dataclass
 class RayCluster:
-    """A cluster that this process is connected to: the versions that every node must have, and the nodes that do."""
+    """A cluster that this process is connected to: what every node must have, and the nodes that do."""
 
-    versions: Versions
+    alike: Alike
     checked: set[str] = field(default_factory=set)
 
     def check_nodes(self) -> None:
-        """Asks the nodes that have joined since the last call for their versions: before each round.
+        """Has the nodes that have joined since the last call check what they have: before each round.
 
         Raises:
-          RunLostError: a node has another version of something, lacks it, or does not tell.
+          RunLostError: a node has something else, lacks it, or does not tell.
         """
-        joined = {node: name for node, name in alive().items() if node not in self.checked}
-        asked = {node: ask(node, _tell, self.versions.own_model) for node in joined}
+        joined = {node: name for node, name in _alive().items() if node not in self.checked}
+        asked = {node: _check.options(scheduling_strategy=_only(node)).remote(self.alike) for node in joined}
         for node, answer in asked.items():
             try:
-                self.versions.check(ray.get(answer, timeout=TELL_SECONDS), joined[node])
+                ray.get(answer, timeout=TELL_SECONDS)
             except RayError as error:
-                if node in alive():
+                if node in _alive():
                     raise RunLostError(f"the Ray node {joined[node]} can't run this: {one_line(error)}") from error
             else:
                 self.checked.add(node)
@@ -124,25 +122,62 @@ class RayCluster:
         if num_gpus and not self.gpus:
             raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})")
 
+    def start(self, function: Callable[..., Any], *args: object, num_gpus: float = 0.0, here: bool = False) -> Task:
+        """A task with one CPU: the function's call on any machine, or on this one. If its process or machine is lost it
+        is done again, `RETRIES` times."""
+        strategy = _only(ray.get_runtime_context().get_node_id()) if here else "DEFAULT"
+        task = _task.options(num_gpus=num_gpus, max_retries=RETRIES, scheduling_strategy=strategy)
+        return task.remote(self.alike, function, *args)  # type: ignore[no-any-return]
 
-def own_model_of(model: str) -> str:
-    """The name of a model of one's own, for `connected`; empty of one of Discreet's."""
-    return model if OWN in model else ""
+
+def result(task: Task, what: str) -> Any:
+    """The value of a task, and what it raised.
+
+    Raises:
+      RunLostError: the task, which is `what`, was lost again and again.
+    """
+    try:
+        return ray.get(task)
+    except RayTaskError as error:
+        raise error.cause from error
+    except RayError as error:
+        raise RunLostError(
+            f"Ray gave up {what}, whose processes or machines were lost one after the other: is there enough memory? "
+            f"{one_line(error)}"
+        ) from error
+
+
+@ray.remote(num_cpus=1)
+def _task(alike: Alike, function: Callable[..., Any], *args: object) -> Any:
+    alike.check()
+    torch.set_num_threads(1)
+    return function(*args)
+
+
+@ray.remote(num_cpus=0)
+def _check(alike: Alike) -> None:
+    alike.check()
+
+
+def _only(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 @contextmanager
-def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluster]:
+def connected(address: str | None, *, models: Iterable[str] = (), token: Path | None = None) -> Iterator[RayCluster]:
     """The cluster at an address while the block runs. Its nodes are checked.
 
     Args:
       address: `host:port` of its head, or `auto` for the one that this machine belongs to. None starts one here, with
         as many CPUs as this process may use. It ends with the block, however that ends, and with this process.
-      own_model: the name `package.module:function` of a model that nodes build; empty if it is one of Discreet's.
+      models: the names of the models that tasks build.
+      token: see `Alike`.
 
     Raises:
-      ConfigError: there is no such cluster, it can't be reached, or a node has another version of something.
+      ConfigError: there is no such cluster, it can't be reached, or a node has something else than this machine.
     """
-    here = versions(own_model)
+    own = tuple(sorted({name for name in models if OWN in name}))
+    alike = Alike(own, versions(own), token)
     with ExitStack() as held:
         if not ray.is_initialized():  # else its caller ends it
             if address is None:
@@ -150,7 +185,7 @@ def connected(address: str | None, *, own_model: str = "") -> Iterator[RayCluste
                 held.enter_context(_for_this_machine(held.enter_context(scratch_folder())))
             held.callback(ray.shutdown)
             _start() if address is None else _join(address)
-        cluster = RayCluster(here)
+        cluster = RayCluster(alike)
         try:
             cluster.check_nodes()
         except RunLostError as error:
@@ -238,24 +273,13 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def alive() -> dict[str, str]:
+def _alive() -> dict[str, str]:
     """The names of nodes, by their numbers in Ray."""
     return {node["NodeID"]: node["NodeManagerHostname"] for node in _nodes()}
 
 
 def _nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def ask(node: str, function: Callable[..., Any], *args: object) -> Any:
-    """A task on that node and no other, beside whatever runs there: what `ray.get` gives is the function's value."""
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    task: Any = ray.remote(function)
-    return task.options(num_cpus=0, scheduling_strategy=there).remote(*args)
-
-
-def _tell(own_model: str) -> Versions:
-    return versions(own_model)
 
 
 def one_line(error: BaseException) -> str:

@@ -18,20 +18,16 @@ from typing import Any, Generic
 import ray
 import torch
 from numpy.typing import NDArray
-from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.protocol.run_lost import RunLostError
 from discreet.settings.settings import RayConfig
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.cohort import MakesWorkers
-from discreet.simulation.ray_cluster import RETRIES, RayCluster, Versions, connected, one_line, own_model_of
+from discreet.simulation.ray_cluster import RayCluster, Task, connected, result
 from discreet.simulation.workers import QUEUED, Train, Work
 
 logger = logging.getLogger("discreet")
-
-Made = tuple[PartialReply, NDArray[Any]]  # replies without their sum, and the sum
 
 
 class RayWorkers(Generic[Work]):
@@ -50,12 +46,10 @@ class RayWorkers(Generic[Work]):
     def __init__(self, trainer: Any, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
         self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, trainer.is_exact
         cluster.check_gpus(num_gpus)
-        device = "cuda" if num_gpus else "cpu"
         # In a container, so that a process fetches the trainer once, not each task.
-        self._trainer = _Held(ray.put(trainer), device, cluster.versions)
-        self._train = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=RETRIES, retry_exceptions=False)(_train)
-        self._params: ray.ObjectRef[Any] = ray.put(None)  # until work begins
-        self._waiting: list[ray.ObjectRef[Made]] = []
+        self._trainer = _Held(ray.put(trainer), "cuda" if num_gpus else "cpu")
+        self._params: Task = ray.put(None)  # until work begins
+        self._waiting: list[Task] = []
         self.count = 1
 
     def begin(self, params: Tensor) -> None:
@@ -75,7 +69,9 @@ class RayWorkers(Generic[Work]):
           RunLostError: the processes or machines that had one were lost, more than `RETRIES` times.
         """
         for work in works:
-            self._waiting.append(self._train.remote(self._trainer, self._params, work))
+            self._waiting.append(
+                self._cluster.start(_train, self._trainer, self._params, work, num_gpus=self._num_gpus)
+            )
             if len(self._waiting) >= QUEUED * self.count:
                 yield self._result()
         while self._waiting:
@@ -84,16 +80,8 @@ class RayWorkers(Generic[Work]):
     def _result(self) -> PartialReply:
         done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
         self._waiting.remove(done)
-        try:
-            made: Made = ray.get(done)
-        except RayTaskError as error:
-            raise error.cause from error
-        except RayError as error:
-            raise RunLostError(
-                "Ray gave up a chunk of clients, whose processes or machines were lost one after the other: is there"
-                f" enough memory? {one_line(error)}"
-            ) from error
-        replies, values = made
+        replies: PartialReply
+        replies, values = result(done, "a chunk of clients")
         return replace(replies, values=read_only(values))
 
     def close(self) -> None:
@@ -105,14 +93,14 @@ class RayWorkers(Generic[Work]):
 
 @dataclass(frozen=True)
 class _Held:
-    """The trainer in the object store, where it is to train, and the versions that it needs."""
+    """The trainer in the object store, and where it is to train."""
 
-    trainer: ray.ObjectRef[Any]
+    trainer: Task
     device: str
-    versions: Versions
 
 
-def _train(held: _Held, params: NDArray[Any], work: Any) -> Made:
+def _train(held: _Held, params: NDArray[Any], work: Any) -> tuple[PartialReply, NDArray[Any]]:
+    """Replies without their sum, and the sum."""
     replies = _loaded(held)(torch.from_numpy(params.copy()), work)
     values = replies.values
     return replace(replies, values=torch.empty(0, dtype=values.dtype)), values.numpy()
@@ -120,13 +108,11 @@ def _train(held: _Held, params: NDArray[Any], work: Any) -> Made:
 
 @lru_cache(maxsize=1)
 def _loaded(held: _Held) -> Train[Any]:
-    held.versions.check()
-    torch.set_num_threads(1)
     return ray.get(held.trainer).on(held.device).replies  # type: ignore[no-any-return]
 
 
 def workers_on_ray(asked: RayConfig, model: str, held: ExitStack) -> MakesWorkers:
     """Connects to the cluster of a run with a model until `held` ends, and gives what makes workers of it."""
-    cluster = held.enter_context(connected(asked.address, own_model=own_model_of(model)))
+    cluster = held.enter_context(connected(asked.address, models=[model]))
     logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
     return partial(RayWorkers, cluster=cluster, num_gpus=asked.num_gpus)

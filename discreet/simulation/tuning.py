@@ -31,7 +31,7 @@ from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from discreet.simulation.job import Job
+from discreet.simulation.many_runs import Job
 
 TUNE_FILE = "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
 

@@ -7,6 +7,7 @@ its own steps, and has the numbers that it would have alone. torch.optim is not 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from discreet.data.examples import Examples
 from discreet.models.dropout import masks_from
 from discreet.models.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
 from discreet.per_example.objective import Loss
-from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
@@ -347,6 +348,29 @@ class OneClient:
         shapes = [parameter.shape for parameter in trainable(self.model)]
         parts = torch.split(rows, [shape.numel() for shape in shapes], dim=1)
         return [part.view(1, *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@torch.no_grad()
+def shared_step(
+    model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, clip: tuple[float, RandomSource]
+) -> Tensor:
+    """A client's part of a step over all examples of all clients, which secure aggregation adds up at example level,
+    (num_params,), float64: minus the learning rate times the sum of its clipped gradients over `batch_size`, a public
+    constant. It is computed in float64 throughout, example by example, without noise.
+
+    Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C / batch_size in L2,
+    and what float64 rounds (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every
+    example is in every step. `params` (num_params,) is where it starts; the model is left as it is. `clip` is C, the
+    norm that clips one example's gradient, and the source of the masks of dropout.
+    """
+    clip_norm, source = clip
+    exact = copy.deepcopy(model).double()
+    load_parameters(exact, params)
+    to_train(exact)
+    inputs = examples.inputs.double() if examples.inputs.is_floating_point() else examples.inputs
+    with masks_from(source, exact):
+        total = sequential_sum(exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss)
+    return trainable_part(exact, total) * (-settings.learning_rate / settings.batch_size)
 
 
 def epoch_order(source: RandomSource, epoch: int, size: int) -> Tensor:

@@ -8,12 +8,10 @@ gradient of each value bounds what the example can change.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Task
@@ -122,15 +120,3 @@ def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
         has = f"{num_classes} classes" if num_classes else f"{kind} and no classes"
         raise ConfigError(f"task.class_weights must be one number a class: {task.name} has {has} (got {len(weights)})")
     return TaskConfig(asked.loss or fitting[0], weights, asked.huber_delta)
-
-
-def chance_loss(settings: TaskConfig, task: Task) -> float:
-    """The mean loss on the public test set of a model that gives 0 throughout: every class or label the same chance, or
-    the middle of every range. log(classes) for cross entropy without weights; infinity if there is no test set."""
-    if not len(task.test):
-        return math.inf
-    loss, total = loss_of(settings), 0.0
-    for targets in torch.split(task.test.targets, 1024):
-        outputs = torch.zeros(len(targets), *task.shape.output_shape, dtype=torch.float64)
-        total += float(loss(outputs, targets if task.shape.num_classes else targets.double()).sum())
-    return total / len(task.test)

@@ -12,7 +12,7 @@ import torch
 from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
 from discreet.data.heart import load_hospitals, read_hospital
-from discreet.data.partition import client_examples
+from discreet.data.partition import client_examples_of
 from discreet.settings.data import DataConfig
 
 TRAIN, TEST = (199, 172, 30, 85), (104, 89, 16, 45)  # FLamby's table of Fed-Heart-Disease
@@ -52,7 +52,7 @@ def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> No
     task = load_task("heart", path=str(folder))
     assert task.owners is not None
     assert tuple(task.owners.bincount().tolist()) == TRAIN
-    assert tuple(len(client_examples(task, BY_HOSPITAL, client)) for client in range(4)) == TRAIN
+    assert tuple(client_examples_of(task, BY_HOSPITAL).sizes(np.arange(4))) == TRAIN
     hospitals = load_hospitals(str(folder))
     assert tuple(len(hospital.labels) for hospital in hospitals) == (303, 261, 46, 130)
     assert tuple(len(hospital.split()[1]) for hospital in hospitals) == TEST

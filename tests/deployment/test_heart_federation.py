@@ -10,12 +10,11 @@ import torch
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_lines
-from discreet.data.datasets import load_task
 from discreet.data.heart import HOSPITALS
-from discreet.data.partition import client_examples
 from discreet.deployment.local_federation import main
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.node_data import node_table
+from discreet.node.nodes import share_of
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.data import DataConfig
 from examples.heart.make_nodes import main as make_nodes
@@ -63,8 +62,8 @@ def made(shared_data: Path, out: Path, *words: str) -> Path:
 
 
 def test_a_node_reads_the_patients_that_the_simulation_deals_to_it(shared_data: Path, tmp_path: Path) -> None:
-    nodes, task = made(shared_data, tmp_path), load_task("heart", path=str(shared_data / "heart"))
+    nodes, raw = made(shared_data, tmp_path), str(shared_data / "heart")
     for number, name in enumerate(HOSPITALS):
-        own, dealt = node_table(nodes / name, "heart")[0], client_examples(task, BY_HOSPITAL, number)
+        own, dealt = node_table(nodes / name, "heart")[0], share_of(BY_HOSPITAL, number, path=raw)
         assert torch.equal(own.inputs, dealt.inputs)
         assert torch.equal(own.targets, dealt.targets)

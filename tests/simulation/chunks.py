@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from discreet.data.examples import Examples
+from discreet.data.partition import Numbers
 from discreet.models.models import build_model, flatten_parameters
 from discreet.per_example.objective import cross_entropy
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.chunk import Chunk, Draws, SeededDraws, chunk_updates
-from discreet.simulation.client_examples import Numbers, SharedExamples, shared_examples, table_of
+from discreet.simulation.client_examples import SharedExamples, shared_examples, table_of
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.training.local_training import LocalSettings, local_update

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.data.examples import Examples
+from discreet.data.partition import Numbers, PartitionedExamples, SampledExamples
 from discreet.simulation.client_examples import (
     PIECE,
     BatchNumbers,
-    Numbers,
-    PartitionedExamples,
-    SampledExamples,
     SharedExamples,
     poisson_batch,
     read,
@@ -27,7 +25,7 @@ MANY = SampledExamples(num_clients=10**6, num_examples=50, examples_per_client=7
 
 
 def test_a_partition_is_seen_as_it_is() -> None:
-    client_examples = PartitionedExamples([torch.tensor([3, 1]), torch.tensor([2])])
+    client_examples = PartitionedExamples.of([torch.tensor([3, 1]), torch.tensor([2])])
     assert len(client_examples) == 2
     assert client_examples.examples(0).tolist() == [3, 1]
     assert client_examples.sizes(np.array([1, 0])).tolist() == [1, 2]

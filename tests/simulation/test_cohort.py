@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from discreet.data.partition import ClientExamples, PartitionedExamples, SampledExamples
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import CohortSum, PartialReply
 from discreet.node.account import Refused
@@ -21,7 +21,6 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.simulation.client_examples import ClientExamples, Numbers, SampledExamples
 from discreet.simulation.cohort import BatchedTransport
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import simulate
@@ -164,18 +163,7 @@ def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:
         run(tmp_path, "batched", *LOCAL, "privacy.local.kind=laplace_step")
 
 
-@dataclass(frozen=True)
-class Alike:
-    """Clients who all hold the same 30 examples."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def sizes(self, clients: Numbers) -> Numbers:
-        return np.full(len(clients), 30)
-
-    def examples(self, client: int) -> Numbers:
-        return np.arange(30)
+ALIKE = PartitionedExamples.of([torch.arange(30)] * 40)  # clients who all hold the same examples
 
 
 def test_without_a_seed_no_chunk_repeats_the_draws_of_another() -> None:
@@ -183,7 +171,7 @@ def test_without_a_seed_no_chunk_repeats_the_draws_of_another() -> None:
     found: list[PartialReply] = []
     start = Clients("logistic_regression", (4,), (30, 3)).start
     for _ in range(2):
-        with exchange(1, 1, "seed=null", client_examples=Alike()) as asked:
+        with exchange(1, 1, "seed=null", client_examples=ALIKE) as asked:
             how = {"round_number": 2, "params": start, "clip_norm": 0.1}
             found += [kept(part) for part in asked.ask(**how, cohort=range(20))]
     assert len({tuple(each.values.tolist()) for each in found}) == 40

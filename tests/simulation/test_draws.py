@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from benchmarks.own_models import dropping
+from discreet.data.partition import Numbers
 from discreet.per_example.objective import cross_entropy
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.simulation.chunk import SecureDraws, SeededDraws
-from discreet.simulation.client_examples import Numbers
 from discreet.simulation.mapped_model import mapped_model
 
 SIZES = np.array([6, 6, 3, 1])

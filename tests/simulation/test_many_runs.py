@@ -13,8 +13,7 @@ from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
-from discreet.simulation.job import Job
-from discreet.simulation.many_runs import check_parallel
+from discreet.simulation.many_runs import Job, check_parallel
 from tests.command import simulate as simulate_command
 
 SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=5501")

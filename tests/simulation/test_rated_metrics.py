@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from discreet.data.datasets import load_task
-from discreet.data.partition import held_out_rows
+from discreet.data.partition import client_examples_of, held_out_rows
 from discreet.models.models import build_model, load_parameters
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
-from discreet.simulation.client_examples import client_examples_of
 from discreet.simulation.in_process import simulate
 
 CLIENTS = 30

@@ -17,7 +17,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation import ray_workers
 from discreet.simulation.in_process import simulate
-from discreet.simulation.ray_cluster import RayCluster, connected
+from discreet.simulation.ray_cluster import RETRIES, RayCluster, connected
 from discreet.simulation.ray_workers import RayWorkers
 from tests.simulation.lost_processes import Dying
 from tests.simulation.test_cohort import charges
@@ -108,7 +108,7 @@ def test_a_chunk_that_is_lost_again_and_again_ends_the_run_which_can_go_on(
         with pytest.raises(RunLostError, match=r"^Ray gave up a chunk of clients, .*: is there enough memory\? \S.*$"):
             run(tmp_path / "disturbed", SEEDED, "engine=ray")
     # Two chunks were lost again and again until the first of them was given up.
-    assert 1 + ray_workers.RETRIES <= len(planted[0].lost()) <= 2 * (1 + ray_workers.RETRIES)
+    assert 1 + RETRIES <= len(planted[0].lost()) <= 2 * (1 + RETRIES)
     params, charged, rows = run(tmp_path / "disturbed", SEEDED, "engine=ray", "resume=true")
     assert (params, len(rows)) == (undisturbed[0], 3)
     # Clients are charged before they train, and the server before it releases, which it did not.
@@ -140,10 +140,11 @@ def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
 
 
 def test_a_node_that_has_something_else_is_refused_by_name(cluster: RayCluster) -> None:
-    here = cluster.versions
+    here = cluster.alike
+    others = {**here.versions, "PyTorch": "1.0"}
     for other, said in (
-        (replace(here, torch="1.0"), r"another version of PyTorch: \S+ there, 1\.0 here"),
-        (replace(here, own_model="nowhere:build"), r"can't run this: model\.name: 'nowhere' of nowhere:build can't be"),
+        (replace(here, versions=others), r"another version of PyTorch: \S+ there, 1\.0 here"),
+        (replace(here, own_models=("nowhere:build",)), r"model\.name: 'nowhere' of nowhere:build can't be"),
     ):
         with pytest.raises(RunLostError, match=rf"^the Ray node \S+ .*{said}"):
             RayCluster(other).check_nodes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,14 +20,12 @@ from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.simulation.client_examples import PartitionedExamples
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.ray_cluster import RayCluster, connected
 from discreet.simulation.ray_workers import RayWorkers
 from tests.simulation.chunks import Clients
-from tests.simulation.test_cohort import Alike as Same
-from tests.simulation.test_cohort import BatchedTransport, charges, kept
+from tests.simulation.test_cohort import ALIKE, BatchedTransport, charges, kept
 
 SMALL = (
     *("seed=64019", "rounds=1", "data.num_clients=5", "training.epochs=1", "training.batch_size=64"),
@@ -81,7 +78,7 @@ def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster
     """What tells these clients apart is the order of their examples: two of 20 are alike once in 10^20 runs."""
     some = Clients("logistic_regression", (4,), (30, 3))
     run = load_config([*SMALL, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
-    engine = Engine(some.shared, Same(), some.layers, chunk=1, workers=1)
+    engine = Engine(some.shared, ALIKE, some.layers, chunk=1, workers=1)
     with BatchedTransport(planned(run), engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)) as asked:
         replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
         assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
@@ -122,7 +119,6 @@ class Growing:
 
     turns: list[int]
     gpus: int = 0
-    versions: Any = None
     cpus: int = 0
     checks: list[int] = field(default_factory=list)
 
@@ -162,7 +158,7 @@ def test_a_chunk_that_asks_for_a_gpu_is_trained_there(cluster: RayCluster, tmp_p
 
 def test_an_engine_moves_with_all_that_its_clients_read() -> None:
     some = Clients("logistic_regression", (4,), (30, 3))
-    moved = Engine(some.shared, Same(), some.layers, chunk=1, workers=1).on(torch.device("meta"))
+    moved = Engine(some.shared, ALIKE, some.layers, chunk=1, workers=1).on(torch.device("meta"))
     assert (moved.data.inputs.device.type, moved.data.targets.device.type, moved.chunk) == ("meta", "meta", 1)
 
 
@@ -180,11 +176,3 @@ def test_an_engine_moves_with_all_that_its_clients_read() -> None:
 def test_what_ray_does_not_do_is_refused_before_it_starts(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check(load_config(["engine=ray", *words]))
-
-
-def test_clients_travel_once_however_many_they_are() -> None:
-    """Each of 100 views of one tensor would take all of it along."""
-    parts = PartitionedExamples(torch.split(torch.arange(10_000), 100))
-    told = pickle.dumps(parts, protocol=5)
-    assert len(told) < 10_000 * 8 + 4000
-    assert all(torch.equal(one, other) for one, other in zip(pickle.loads(told).parts, parts.parts, strict=True))

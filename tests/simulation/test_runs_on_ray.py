@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,12 +25,10 @@ from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
-from discreet.simulation import runs_on_ray
+from discreet.simulation import many_runs, ray_cluster
 from discreet.simulation.in_process import simulate
-from discreet.simulation.job import Job
-from discreet.simulation.many_runs import Tally, run_all
-from discreet.simulation.ray_cluster import versions
-from discreet.simulation.runs_on_ray import Place, Ticket
+from discreet.simulation.many_runs import Job, Tally, run_all
+from discreet.simulation.ray_cluster import connected
 from tests.command import simulate as main
 from tests.command import tune
 from tests.simulation.crash import plant
@@ -147,39 +148,46 @@ def test_a_run_that_is_killed_goes_on_and_pays_for_the_round_that_it_repeats(tmp
 
 @pytest.mark.usefixtures("cluster")
 def test_a_run_that_is_killed_again_and_again_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_on_ray, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(ray_cluster, "RETRIES", 1)
     ((name, reason),) = run(job(tmp_path / "run", die)).failed
     assert name == "run"
-    assert reason.startswith("its process was killed 2 times: ")
+    assert reason.startswith("Ray gave up the run, whose processes or machines were lost one after the other")
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_machine_that_does_not_see_the_run_folders_is_refused(tmp_path: Path) -> None:
-    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
-    with runs_on_ray._place(tmp_path, [], is_own=False) as place:
-        runs_on_ray._look(place, node["NodeID"], "here")
+    with many_runs._token(tmp_path, "auto") as token, connected(None, token=token):
+        pass
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match=r"must be on a path that all machines share: .* does not see it"):
-        runs_on_ray._look(place, node["NodeID"], "here")
+    said = r"must be on a path that all machines share: .* does not see it"
+    with pytest.raises(ConfigError, match=said), connected(None, token=token):
+        pass
 
 
-def ticket(folder: Path, *words: str, known: bool = False, machine: str = "this one") -> Ticket:
-    place = Place(folder, folder, None, machine)
-    return Ticket(job(folder / "run", simulate, *words), place, versions(), known)
-
-
-def test_an_account_is_not_charged_on_another_machine(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_charges_an_account_stays_on_the_machine_of_the_sweep(tmp_path: Path) -> None:
     words = ("privacy.user.account=people.db", "sampling.population_name=people")
-    with pytest.raises(ConfigError, match=r"privacy\.user\.account can be charged on one machine alone, this one: "):
-        ticket(tmp_path, *words).prepare()
+    started: list[bool] = []
+    watched: Any = SimpleNamespace(start=lambda *_, here, **__: started.append(here))
+    for number, more in enumerate((words, ())):
+        many_runs._started(job(tmp_path / str(number), simulate, *more), watched)
+    assert started == [True, False]
+    with connected(None) as cluster:
+        asked = cluster.start(node_of_task, here=True)
+        assert ray_cluster.result(asked, "a task") == ray.get_runtime_context().get_node_id()
+
+
+def node_of_task() -> str:
+    return ray.get_runtime_context().get_node_id()
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_machine_takes_over_a_run_whose_ledger_the_sweep_knows(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ticket(tmp_path, known=known)
-    asked.job.work()
+    begun = job(tmp_path / "run", simulate)
+    assert begun.is_known()
+    begun.work()
     monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "another machine"))
-    asked.prepare()
-    assert runs_on_ray._knows(asked.job.folder) is known
+    many_runs._attempt(replace(begun, work=lambda: None), tmp_path, known)
+    assert begun.is_known() is known

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
-from discreet.data.partition import client_examples
 from discreet.models.models import build_model, flatten_parameters
+from discreet.node.nodes import share_of
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
@@ -128,7 +128,7 @@ def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -
     outcome = simulate(load_config([*words, "privacy.user.enabled=false", f"output_dir={tmp_path / 'run'}"]))
 
     task = load_task("digits", path=None)
-    shares = [client_examples(task, DataConfig(num_clients=4), number) for number in range(4)]
+    shares = [share_of(DataConfig(num_clients=4), number) for number in range(4)]
     model = build_model("logistic_regression", task.shape.input_shape, task.shape.num_classes, seed=7703)
     params = params_of(model)
     for _ in range(2):

@@ -10,8 +10,7 @@ from discreet.data.examples import Examples
 from discreet.models.models import flatten_parameters
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.training import TaskConfig
-from discreet.training.local_training import LocalSettings
-from discreet.training.shared_step import shared_step
+from discreet.training.local_training import LocalSettings, shared_step
 
 SOURCE = seeded_source(40961)
 CLIP = 0.05
