@@ -15,7 +15,8 @@ Each round is charged as a Gaussian of sigma / moves_t: exactly what that prefix
 the squares of 1 / multiplier of Gaussian releases add up. For the clients of another group the move of a single round
 may be larger than the one that is charged, but their first t moves never cost more together. Whatever the releases
 before, the bounds on a client's moves are constants of its group: the rounds are an adaptive composition of Gaussians,
-into which other releases may be mixed.
+into which other releases may be mixed. A round that is made again, with other noise, is one more release beside these:
+it is charged as `largest_move`.
 """
 
 from __future__ import annotations
@@ -74,6 +75,12 @@ def moves(kind: str, bandwidth: int, *, groups: int, rounds: int) -> Series:
     for turn in range(groups, rounds, groups):
         moved[turn:] += factor[: rounds - turn]
     return moved * _ROUNDING
+
+
+def largest_move(kind: str, bandwidth: int, *, groups: int, number: int) -> float:
+    """The most by which C x moves in round `number` with any client, in clip norms: one whose turn it is."""
+    factor, _ = factor_and_weights(kind, bandwidth, number)
+    return float(factor[::groups].sum()) * _ROUNDING
 
 
 def sensitivity(kind: str, bandwidth: int, *, groups: int, rounds: int) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.accounting.correlation import NONE, SQRT, factor_and_weights, moves, sensitivity
+from discreet.accounting.correlation import NONE, SQRT, factor_and_weights, largest_move, moves, sensitivity
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, runs_and_nodes, unit, who
@@ -89,8 +89,8 @@ class CorrelatedNoise(ServerMechanism):
         self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
     ) -> DpEvent:
         """Of the dearest round by itself."""
-        moved = moves(*self._matrix, groups=self.run.user.groups, rounds=self.run.rounds)
-        return _gaussian(noise_multiplier, float(moved.max()))
+        moved = largest_move(*self._matrix, groups=self.run.user.groups, number=self.run.rounds)
+        return _gaussian(noise_multiplier, moved)
 
     def first_rounds(
         self, noise_multiplier: float, count: int, *, sizes: Sizes = PLANNED
@@ -129,7 +129,9 @@ class TurnRelease(ServerRelease):
     Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the rounds
     so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's noise is made
     once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts off is released
-    again as it was, to the last bit, and nobody is asked for it again. Noise does not depend on who replies.
+    again as it was, to the last bit, and nobody is asked for it again. If it was charged and is not on disk, it is
+    charged again, as a release of its own: old files that were put back look the same. Noise does not depend on who
+    replies.
 
     Attributes:
       event: of the dearest round.
@@ -149,10 +151,13 @@ class TurnRelease(ServerRelease):
     largest_cohort: int = 2**20
     exact: ClassVar[bool] = True
 
-    def event_of(self, number: int) -> DpEvent:
+    def event_of(self, number: int, *, again: bool = False) -> DpEvent:
         """Of what the round adds to those before it; nothing in rounds that no client of the first group moves."""
-        moved = moves(self.kind, self.bandwidth, groups=self.groups, rounds=max(number, self.rounds))
-        return _gaussian(self.noise_multiplier, float(moved[number - 1]))
+        if again:
+            moved = largest_move(self.kind, self.bandwidth, groups=self.groups, number=number)
+            return _gaussian(self.noise_multiplier, moved)
+        moves_of_all = moves(self.kind, self.bandwidth, groups=self.groups, rounds=max(number, self.rounds))
+        return _gaussian(self.noise_multiplier, float(moves_of_all[number - 1]))
 
     @property
     def sum_noise(self) -> float:
@@ -186,7 +191,7 @@ class TurnRelease(ServerRelease):
             )
         total = self.empty(at.num_params, at.clip_norm)
         take_all(self._in_turn(replies, number), total, at.answers)
-        at.charge(self.event_of(number))
+        at.charge(self.event_of(number, again=at.again))
         keys = self._keys(at.source, kept.get("keys"))
         noised = self._noised(total, keys, number)
         # On disk before it is out, with the key of its noise: this round has no other release.

@@ -183,6 +183,7 @@ class Round:
       charge: is called with the event before noise is added to anything, or a sum is opened: it writes the ledger.
       answers: the empty sum of the answers to a query; None in a round without one.
       kept: by the rounds before it.
+      again: it was charged before, by a process that has died, and may be out with other noise.
     """
 
     number: int
@@ -193,6 +194,7 @@ class Round:
     charge: Callable[[DpEvent], None]
     answers: Answers | None = None
     kept: Kept = field(default_factory=KeptInMemory)
+    again: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,8 +246,8 @@ class ServerRelease(Protocol):
     def sum_noise(self) -> float:
         return 0.0
 
-    def event_of(self, number: int) -> DpEvent | None:
-        """The event of round `number`, from 1 on."""
+    def event_of(self, number: int, *, again: bool = False) -> DpEvent | None:
+        """The event of round `number`, from 1 on; `again`: see `Round`."""
         return self.event
 
     def norm(self, clip_norm: float) -> float:

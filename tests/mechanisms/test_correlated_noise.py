@@ -20,6 +20,7 @@ from scipy.linalg import toeplitz
 from torch import Tensor
 
 from discreet.accounting.correlation import factor_and_weights, sensitivity
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
 from discreet.ledger.durable_ledger import DurableLedger
@@ -34,9 +35,11 @@ from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
+from discreet.server.plan import plan_of
 from discreet.server.resuming import asked_settings
 from discreet.server.round import CohortSampling
 from discreet.server.run_folder import RunFolder
+from discreet.server.run_plan import round_settings
 from discreet.server.run_secrets import SECRETS, RunSecrets
 from discreet.server.state import State
 from discreet.settings.compose import load_config
@@ -248,7 +251,12 @@ def test_rounds_that_old_files_have_the_server_make_again_are_charged_again(tmp_
     for name in ("checkpoint/state.safetensors", SECRETS):
         shutil.copy(tmp_path / "old" / name, tmp_path / "run" / name)
     simulate(config(*words, "resume=true"))
-    assert releases(tmp_path / "run") == 5 + 2
+    how, charged = round_settings(plan_of(RunFolder(tmp_path / "run").read_config())).release, PrivacyLedger()
+    for number in (1, 2, 3, 4, 5):
+        charged = charged.record(how.event_of(number))
+    for number in (4, 5):
+        charged = charged.record(how.event_of(number, again=True))
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user") == charged
 
 
 def test_keys_are_for_the_servers_user_alone_and_go_when_the_run_is_over(tmp_path: Path) -> None:
