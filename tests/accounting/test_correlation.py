@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, NeighboringRelation, SingleEpochTreeAggregationDpEvent
+from dp_accounting.rdp import RdpAccountant
 from scipy.linalg import sqrtm, toeplitz
 
 from discreet.accounting.correlation import (
@@ -18,6 +20,7 @@ from discreet.accounting.correlation import (
     running_sum_noise,
     sensitivity,
 )
+from discreet.accounting.privacy_ledger import PrivacyLedger
 
 KINDS = [
     ("none", 1),
@@ -146,6 +149,22 @@ def test_for_one_turn_the_square_root_is_as_good_as_its_published_bound() -> Non
         bound = 1 + (math.log(rounds) + 0.5772 + math.log(16)) / math.pi
         assert float(factor @ factor) <= bound
         assert float(factor @ factor) >= 1 + math.log(rounds) / math.pi
+
+
+@pytest.mark.parametrize(("noise_multiplier", "published"), [(1.13, 19.74), (8.83, 2.04)])
+def test_tree_aggregation_is_one_gaussian_of_its_noise_over_its_sensitivity_as_published(
+    noise_multiplier: float, published: float
+) -> None:
+    """Kairouz et al. 2021 (arXiv 2103.00039), Stack Overflow: 1600 rounds, each client in one, delta 1e-6. The published
+    epsilons are by an older conversion, and larger."""
+    rounds, nodes = 1600, np.zeros(1600)
+    for size in (2**level for level in range(11)):
+        nodes[: rounds - rounds % size] += 1  # a round is in one node of each size, if that node is full
+    spent = PrivacyLedger().record(GaussianDpEvent(noise_multiplier / math.sqrt(nodes.max())))
+    tree = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    tree.compose(SingleEpochTreeAggregationDpEvent(noise_multiplier, rounds))
+    assert spent.epsilon(1e-6, "rdp") == pytest.approx(tree.get_epsilon(1e-6), rel=1e-9)
+    assert 0.8 * published < spent.epsilon(1e-6, "pld") < spent.epsilon(1e-6, "rdp") < published
 
 
 def test_with_everybody_in_every_round_correlation_wins_nothing() -> None:

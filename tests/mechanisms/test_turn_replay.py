@@ -1,4 +1,4 @@
-"""Whole runs of clients that take turns, replayed on neighbouring inputs (tests/replay.py), and planted faults."""
+"""Whole runs of clients that take turns, replayed on neighbouring inputs (tests/replay.py)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import torch
 from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor
 
-from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import TurnRelease
 from discreet.mechanisms.kept import KeptInMemory
-from discreet.mechanisms.sums import CohortSum
-from discreet.privacy import sampling
-from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
@@ -129,64 +125,3 @@ def test_a_client_out_of_its_turn_is_not_counted(turns: tuple[int, ...]) -> None
     found, charges = found_in(release(), *runs_of(FAR, 3, turns))
     assert found.faults == ()
     assert found.gaussian_distance <= charges.distance * (1 + 1e-9)
-
-
-def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "in_turn", lambda *_, **__: True)
-
-
-def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = CohortSum.add
-    monkeypatch.setattr(CohortSum, "add", lambda self, rows, below: real(self, torch.cat([rows, rows]), below))
-
-
-def other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TurnRelease._noised
-
-    def noised(self: TurnRelease, total: Any, keys: Tensor, number: int) -> Tensor:
-        return real(self, total, torch.cat([keys[:-1] ^ len(keys), keys[-1:]]), number)
-
-    monkeypatch.setattr(TurnRelease, "_noised", noised)
-
-
-def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TurnRelease._keys
-    monkeypatch.setattr(TurnRelease, "_keys", lambda *given: torch.zeros_like(real(*given)))
-
-
-def noise_by_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TurnRelease._noised
-
-    def noised(self: TurnRelease, total: Any, keys: Tensor, number: int) -> Tensor:
-        return real(replace(self, noise_multiplier=self.noise_multiplier / max(1, total.replies)), total, keys, number)
-
-    monkeypatch.setattr(TurnRelease, "_noised", noised)
-
-
-def fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = correlated_noise.moves
-    monkeypatch.setattr(correlated_noise, "moves", lambda *law, groups, rounds: real(*law, groups=99, rounds=rounds))
-
-
-def independent_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = correlated_noise.moves
-    monkeypatch.setattr(correlated_noise, "moves", lambda kind, width, **given: real("none", 1, **given))
-
-
-def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = CorrelatedGaussian.stddev
-    monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)
-
-
-FAULTS = [
-    *(anybody, counted_twice, other_noise, one_key, noise_by_replies, fewer_turns, independent_account),
-    half_the_noise,
-]
-
-
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_is_found(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
-    turns = (1, 2, 3, 4, 5, 6, 7, 8) if plant is anybody else (1, 4, 7)
-    found, charges = found_in(release(), *runs_of(FAR, turns=turns))
-    assert found.faults or found.gaussian_distance > charges.distance * (1 + 1e-3)
