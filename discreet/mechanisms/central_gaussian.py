@@ -43,6 +43,7 @@ OF_ANOTHER_APP = (
     "the data that evaluate_fn works on, which are the server's own",
     "what the clients' code sends elsewhere",
 )
+STATEFUL = "nodes that keep state from round to round: draws of a cohort of fixed size depend on each other"
 SETTINGS = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
 
 
@@ -85,6 +86,7 @@ class CentralGaussian(ServerMechanism):
                 *NOT_COVERED,
                 "who took part in a round, and how many replied",
                 *((unamplified,) if user.sampling != "everyone" else ()),
+                *((STATEFUL,) if foreign and user.sampling == "fixed" else ()),
                 *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
                 *runs_and_nodes(self.run, account=account),
             ),

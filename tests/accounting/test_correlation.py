@@ -155,7 +155,7 @@ def test_for_one_turn_the_square_root_is_as_good_as_its_published_bound() -> Non
 def test_tree_aggregation_is_one_gaussian_of_its_noise_over_its_sensitivity_as_published(
     noise_multiplier: float, published: float
 ) -> None:
-    """Kairouz et al. 2021 (arXiv 2103.00039), Stack Overflow: 1600 rounds, each client in one, delta 1e-6. The published
+    """Kairouz et al. 2021 (arXiv 2103.00039), Stack Overflow: 1600 rounds, each client in one, delta 1e-6. Published
     epsilons are by an older conversion, and larger."""
     rounds, nodes = 1600, np.zeros(1600)
     for size in (2**level for level in range(11)):
