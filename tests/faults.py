@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from discreet.accounting.correlation import moves
 from discreet.protocol.messages import TrainReply
 from tests.planting import CAUGHT, Fault, always, verdict
 
@@ -196,20 +195,20 @@ FAULTS = (
     ),
     Fault(
         "a client's first turn is charged alone",
-        "discreet.mechanisms.correlated_noise:moves",
-        lambda real: lambda *law, groups, rounds: real(*law, groups=rounds + 1, rounds=rounds),
+        "discreet.accounting.correlation:Turns.moves",
+        lambda real: lambda self: real(replace(self, groups=self.rounds)),
         IN_ALL_TURNS,
     ),
     Fault(
         "correlated noise is charged as if it were independent",
-        "discreet.mechanisms.correlated_noise:moves",
-        lambda real: lambda kind, width, **given: real("none", 1, **given),
+        "discreet.accounting.correlation:Turns.moves",
+        lambda real: lambda self: real(replace(self, kind="none")),
         IN_ALL_TURNS,
     ),
     Fault(
         "a round that is made again is charged as what it adds to those before it",
-        "discreet.mechanisms.correlated_noise:largest_move",
-        lambda _: lambda *law, groups, number: float(moves(*law, groups=groups, rounds=number)[-1]),
+        "discreet.accounting.correlation:Turns.largest_move",
+        lambda _: lambda self, number: float(self.moves()[number - 1]),
         "mechanisms/test_turn_replay.py"
         "::test_rounds_that_old_files_have_the_server_make_again_cost_no_more_than_is_charged",
     ),

@@ -19,7 +19,7 @@ from dp_accounting import GaussianDpEvent
 from scipy.linalg import toeplitz
 from torch import Tensor
 
-from discreet.accounting.correlation import factor_and_weights, sensitivity
+from discreet.accounting.correlation import Turns, factor_and_weights
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
@@ -68,7 +68,7 @@ def release(
     noise_multiplier: float = 2.0, *, kind: str = "bsr", bandwidth: int = 3, rounds: int = ROUNDS
 ) -> TurnRelease:
     event = GaussianDpEvent(noise_multiplier)
-    return TurnRelease(event, noise_multiplier, kind, bandwidth, GROUPS, rounds)
+    return TurnRelease(event, noise_multiplier, Turns(kind, bandwidth, GROUPS, rounds))
 
 
 def at(number: int, kept: KeptInMemory, charge: Callable[..., None] = lambda _: None, size: int = 4) -> Round:
@@ -91,7 +91,7 @@ def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Pa
     assert noise is not None
     rows = folder.read_metrics()
     for number, row in enumerate(rows, 1):
-        moved = sensitivity("bsr", 3, groups=GROUPS, rounds=number)
+        moved = Turns("bsr", 3, GROUPS, number).sensitivity
         assert analytic_gaussian_noise_multiplier(row["epsilon_user"] or 0.0, delta=DELTA) == pytest.approx(
             noise / moved, rel=1e-6
         )
@@ -276,7 +276,7 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
 def test_the_budget_ends_a_run_in_time(tmp_path: Path) -> None:
     words = ("privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null", "privacy.user.max_epsilon=3")
     outcome = simulate(config(f"output_dir={tmp_path / 'run'}", *words))
-    fits = [n for n in range(1, 8) if analytic(2 / sensitivity("bsr", 3, groups=3, rounds=n)) <= 3]
+    fits = [n for n in range(1, 8) if analytic(2 / Turns("bsr", 3, 3, n).sensitivity) <= 3]
     assert outcome.stopped is not None
     assert outcome.checkpoint.round == len(fits) < 7
 
@@ -409,7 +409,7 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
     found = experiment_of(asked, Asked(canaries=400, honest=0, runs=2))
     scores = found.observations[-1].scores
     shift = (scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std()
-    assert shift == pytest.approx(sensitivity("bsr", 3, groups=3, rounds=9) / 2, abs=0.2)
+    assert shift == pytest.approx(Turns("bsr", 3, 3, 9).sensitivity / 2, abs=0.2)
     assert not judge(found).refuted
     real = CorrelatedGaussian.stddev
     monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)

@@ -12,6 +12,7 @@ import torch
 from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor
 
+from discreet.accounting.correlation import Turns
 from discreet.mechanisms.correlated_noise import TurnRelease
 from discreet.mechanisms.kept import KeptInMemory
 from discreet.privacy.randomness import RandomSource
@@ -86,7 +87,7 @@ def found_in(how: TurnRelease, *neighbours: Sent, again: range = range(0)) -> tu
 
 
 def release(kind: str = "bsr", bandwidth: int = 3) -> TurnRelease:
-    return TurnRelease(GaussianDpEvent(Z), Z, kind, bandwidth, GROUPS, ROUNDS)
+    return TurnRelease(GaussianDpEvent(Z), Z, Turns(kind, bandwidth, GROUPS, ROUNDS))
 
 
 @pytest.mark.parametrize(("kind", "bandwidth"), KINDS)
