@@ -223,7 +223,7 @@ class ServerRelease(Protocol):
       guarantee, event: whom a round is charged to, and its event; None if nothing is charged.
       masked: True if it opens one sum, and reads no reply.
       exact: True if its sums are of whole numbers, whose order does not matter.
-      clipping: the rule by which the clip norm moves, with `target_quantile` and `clip_max`; None without one.
+      clipping: moves the clip norm by its `clip`; None if nothing does.
       sum_noise: the noise that is expected in the sum, over `norm`.
     """
 

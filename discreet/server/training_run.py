@@ -331,16 +331,16 @@ def clip_notes(user: UserPrivacy | None, shares: Sequence[float], clip_norm: flo
     """
     if user is None or not shares:
         return {}
-    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, user.target_quantile / 2), {}
+    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, user.clip.target_quantile / 2), {}
     if len(last) == CUT_ROUNDS and max(last) < least:
         notes["cut"] = (
             f"in {CUT_ROUNDS} rounds in a row a share below {least:g} of the updates was within the clip norm, "
             f"which is {clip_norm:.3g} now: nearly all are cut, and the model learns little. Begin with a larger "
             f"privacy.user.clip.norm, such as {10 * clip_norm:.1g}"
         )
-    if clip_norm >= user.clip_max:
+    if clip_norm >= user.clip.ceiling:
         notes["ceiling"] = (
-            f"the clip norm has reached privacy.user.clip.max={user.clip_max:g} and grows no further: either noise "
+            f"the clip norm has reached privacy.user.clip.max={user.clip.ceiling:g} and grows no further: either noise "
             "drives the model, or privacy.user.clip.norm, the first one, was far too small"
         )
     return notes
