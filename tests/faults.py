@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from discreet.protocol.messages import TrainReply
 from tests.planting import CAUGHT, Fault, always, verdict
 
@@ -82,6 +84,28 @@ def _answered(self: Any, request: Any, params: Any) -> TrainReply:
     return TrainReply(request.round, values.update, values.below, answer=values.answer)
 
 
+def _noised_by_replies(real: Any) -> Any:
+    def noised(self: Any, total: Any, keys: Any, number: int) -> Any:
+        return real(replace(self, noise_multiplier=self.noise_multiplier / max(1, total.replies)), total, keys, number)
+
+    return noised
+
+
+def _other_earlier_keys(real: Any) -> Any:
+    def noised(self: Any, total: Any, keys: Any, number: int) -> Any:
+        return real(self, total, torch.cat([keys[:-1] ^ len(keys), keys[-1:]]), number)
+
+    return noised
+
+
+def _growing(real: Any) -> Any:
+    def add_noise(self: Any, total: Any, *given: Any) -> Any:
+        return total + real(self, torch.zeros_like(total), *given) * (1 + total.abs())
+
+    return add_noise
+
+
+IN_ALL_TURNS = "mechanisms/test_turn_replay.py::test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged"
 FAULTS = (
     # Clipping, noise and sampling.
     Fault(
@@ -109,6 +133,12 @@ FAULTS = (
         "privacy/test_randomness.py::test_secure_sources_and_their_children_never_repeat",
     ),
     Fault(
+        "noise grows with its total",
+        "discreet.privacy.mechanisms:Gaussian.add_noise",
+        _growing,
+        "privacy/test_mechanisms.py::test_noise_does_not_depend_on_the_total",
+    ),
+    Fault(
         "the count of norms has half its noise",
         "discreet.mechanisms.central_gaussian:UserPrivacy._noised_count",
         lambda real: lambda self, below, source: real(replace(self, count_stddev=self.count_stddev / 2), below, source),
@@ -125,6 +155,62 @@ FAULTS = (
         "discreet.server.round:CohortSampling.draw",
         lambda real: lambda self, members, source: real(self, members, source) or real(self, members, source),
         "server/test_cohort_sampling.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",
+    ),
+    # Clients who take turns.
+    Fault(
+        "a client is counted out of its turn",
+        "discreet.privacy.sampling:in_turn",
+        always(True),
+        "mechanisms/test_turn_replay.py::test_a_client_out_of_its_turn_is_not_counted",
+    ),
+    Fault(
+        "an update is counted twice",
+        "discreet.mechanisms.sums:CohortSum.add",
+        lambda real: lambda self, rows, below: real(self, torch.cat([rows, rows]), below),
+        IN_ALL_TURNS,
+    ),
+    Fault(
+        "earlier noise is taken back from other keys",
+        "discreet.mechanisms.correlated_noise:TurnRelease._noised",
+        _other_earlier_keys,
+        IN_ALL_TURNS,
+    ),
+    Fault(
+        "every round has the key of the first",
+        "discreet.mechanisms.correlated_noise:TurnRelease._keys",
+        lambda real: lambda *given: torch.zeros_like(real(*given)),
+        IN_ALL_TURNS,
+    ),
+    Fault(
+        "the noise of a round is for one reply of those that came",
+        "discreet.mechanisms.correlated_noise:TurnRelease._noised",
+        _noised_by_replies,
+        IN_ALL_TURNS,
+    ),
+    Fault(
+        "correlated noise has half its standard deviation",
+        "discreet.privacy.correlated_gaussian:CorrelatedGaussian.stddev",
+        lambda real: lambda self, norm: real(self, norm) / 2,
+        IN_ALL_TURNS,
+    ),
+    Fault(
+        "a client's first turn is charged alone",
+        "discreet.accounting.correlation:Turns.moves",
+        lambda real: lambda self: real(replace(self, groups=self.rounds)),
+        IN_ALL_TURNS,
+    ),
+    Fault(
+        "correlated noise is charged as if it were independent",
+        "discreet.accounting.correlation:Turns.moves",
+        lambda real: lambda self: real(replace(self, kind="none")),
+        IN_ALL_TURNS,
+    ),
+    Fault(
+        "a round that is made again is charged as what it adds to those before it",
+        "discreet.accounting.correlation:Turns.largest_move",
+        lambda _: lambda self, number: float(self.moves()[number - 1]),
+        "mechanisms/test_turn_replay.py"
+        "::test_rounds_that_old_files_have_the_server_make_again_cost_no_more_than_is_charged",
     ),
     # What a release costs.
     Fault(

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -127,21 +126,23 @@ def replay(
 
 def _correlated(first: list[NoiseStep], second: list[NoiseStep]) -> float:
     """The squared distance of correlated steps together: each difference less that of the earlier noise in it."""
-    moved, squares = list[Tensor](), 0.0
+    moved, squares = dict[bytes, Tensor](), 0.0
     for one, other in zip(first, second, strict=False):
         if one.parts and one.total.shape == other.total.shape and one.mechanism.noise_multiplier:
-            weights = [weight for weight, _ in one.parts]
-            earlier = zip(weights[1:], reversed(moved), strict=False)
-            moved.append((one.total - other.total).double() - sum(weight * each for weight, each in earlier))
-            squares += float(moved[-1].norm() / one.mechanism.stddev(one.sensitivity)) ** 2
+            (_, own), *earlier = one.parts
+            known = [weight * moved[key] for weight, key in earlier if key in moved]
+            moved[own] = (one.total - other.total).double() - sum(known)
+            squares += float(moved[own].norm() / one.mechanism.stddev(one.sensitivity)) ** 2
     return squares
 
 
 def _compare_keys(first: list[NoiseStep], second: list[NoiseStep]) -> Iterator[str]:
-    """Whether each round's noise has one key, its own, in all rounds and for both inputs."""
-    keys = [[key for _, key in step.parts] for step in first if step.parts]
-    if any(later[0] in sooner or later[1:] != sooner[: len(later) - 1] for sooner, later in pairwise(keys)):
-        yield "other noise was drawn for an earlier round"
+    """Whether each release has a key of its own, for both inputs, and goes on from the keys of one before it."""
+    known = dict[bytes, list[bytes]]()
+    for own, *earlier in ([key for _, key in step.parts] for step in first if step.parts):
+        if own in known or (earlier and earlier != known.get(earlier[0], [])[: len(earlier)]):
+            yield "other noise was drawn for an earlier round"
+        known[own] = [own, *earlier]
     if any(one.parts != other.parts for one, other in zip(first, second, strict=False)):
         yield "the noise of rounds depends on the data"
 

@@ -8,19 +8,21 @@ triangular and Toeplitz, with the first column c_0 = 1, c_1, .. ("factor"); so i
 Sensitivity. A client in turn every b rounds adds a vector of norm at most 1 (in clip norms) in each of its turns, so
 that C x moves in round t by at most the sum of c_(t-s) over its turns s until t. For coefficients that are not negative
 and never rise, the squares of these moves add up to most, over any first rounds, if the turns are 0, b, 2b, .. (Kalinin
-and Lampert 2024, arXiv 2405.13763, Theorem 2); a turn that is missed makes no move larger. By `moves` of those turns
-the first t rounds cost a client at most a Gaussian of noise multiplier sigma / sqrt(moves_1^2 + .. + moves_t^2).
+and Lampert 2024, arXiv 2405.13763, Theorem 2); a turn that is missed makes no move larger. By the `moves` of those
+turns the first t rounds cost a client at most a Gaussian of noise multiplier sigma / sqrt(moves_1^2 + .. + moves_t^2).
 
 Each round is charged as a Gaussian of sigma / moves_t: exactly what that prefix costs more than the one before, for
 the squares of 1 / multiplier of Gaussian releases add up. For the clients of another group the move of a single round
 may be larger than the one that is charged, but their first t moves never cost more together. Whatever the releases
 before, the bounds on a client's moves are constants of its group: the rounds are an adaptive composition of Gaussians,
-into which other releases may be mixed.
+into which other releases may be mixed. A round that is made again, with other noise, is one more release beside these:
+it is charged as its `largest_move`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -67,38 +69,63 @@ def factor_and_weights(kind: str, bandwidth: int, rounds: int) -> tuple[Series, 
     return factor, weights
 
 
-def moves(kind: str, bandwidth: int, *, groups: int, rounds: int) -> Series:
-    """The most by which C x moves in each round with a client of the first group, in clip norms, (rounds,)."""
-    factor, _ = factor_and_weights(kind, bandwidth, rounds)
-    moved = factor.copy()
-    for turn in range(groups, rounds, groups):
-        moved[turn:] += factor[: rounds - turn]
-    return moved * _ROUNDING
+@dataclass(frozen=True)
+class Turns:
+    """A run in which each client has a turn every `groups` rounds, and whose noise has a kind and bandwidth.
 
-
-def sensitivity(kind: str, bandwidth: int, *, groups: int, rounds: int) -> float:
-    """The L2 sensitivity of a run of so many rounds, in clip norms: sigma over it is the noise multiplier of the run.
-
-    >>> round(sensitivity("none", 1, groups=28, rounds=100), 6), round(sensitivity("bsr", 2, groups=2, rounds=4), 6)
-    (2.0, 1.581139)
+    >>> [round(Turns(*how).sensitivity, 6) for how in (("none", 1, 28, 100), ("bsr", 2, 2, 4))]
+    [2.0, 1.581139]
     """
-    return math.hypot(*moves(kind, bandwidth, groups=groups, rounds=rounds).tolist())
 
+    kind: str
+    bandwidth: int
+    groups: int
+    rounds: int
 
-def running_sum_noise(kind: str, bandwidth: int, *, rounds: int) -> float:
-    """The noise on the running sum of updates: the root of its mean square over the rounds, over sigma.
+    @property
+    def factor(self) -> Series:
+        """The first column of C."""
+        return factor_and_weights(self.kind, self.bandwidth, self.rounds)[0]
 
-    In round t its variance is the sum of the squares of the first t partial sums of the weights.
-    """
-    _, weights = factor_and_weights(kind, bandwidth, rounds)
-    squares = weights.cumsum() ** 2
-    return math.sqrt(float(squares.cumsum().mean()))
+    @property
+    def weights(self) -> Series:
+        """The first column of C^-1."""
+        return factor_and_weights(self.kind, self.bandwidth, self.rounds)[1]
 
+    def moves(self) -> Series:
+        """The most by which C x moves in each round with a client of the first group, in clip norms, (rounds,)."""
+        moved = self.factor.copy()
+        for turn in range(self.groups, self.rounds, self.groups):
+            moved[turn:] += self.factor[: self.rounds - turn]
+        return moved * _ROUNDING
 
-def error(kind: str, bandwidth: int, *, groups: int, rounds: int) -> float:
-    """The noise on the running sum, in clip norms, of a run whose noise multiplier is 1."""
-    at_sigma_one = running_sum_noise(kind, bandwidth, rounds=rounds)
-    return sensitivity(kind, bandwidth, groups=groups, rounds=rounds) * at_sigma_one
+    def largest_move(self, number: int) -> float:
+        """The most by which C x moves in round `number` with any client, in clip norms: one whose turn it is."""
+        return float(self.factor[: number : self.groups].sum()) * _ROUNDING
+
+    @property
+    def sensitivity(self) -> float:
+        """The L2 sensitivity of all rounds together, in clip norms: sigma over it is their noise multiplier."""
+        return math.hypot(*self.moves().tolist())
+
+    @property
+    def late_noise(self) -> float:
+        """The noise of a late round, as if all of it were new, over sigma."""
+        return math.hypot(*self.weights.tolist())
+
+    @property
+    def running_sum_noise(self) -> float:
+        """The noise on the running sum of updates: the root of its mean square over the rounds, over sigma.
+
+        In round t its variance is the sum of the squares of the first t partial sums of the weights.
+        """
+        squares = self.weights.cumsum() ** 2
+        return math.sqrt(float(squares.cumsum().mean()))
+
+    @property
+    def error(self) -> float:
+        """The noise on the running sum, in clip norms, of a run whose noise multiplier is 1."""
+        return self.sensitivity * self.running_sum_noise
 
 
 @lru_cache(maxsize=64)
@@ -110,9 +137,8 @@ def best_bandwidth(kind: str, *, groups: int, rounds: int) -> int:
     """
     if kind in (NONE, SQRT):
         return 1
-    return min(
-        range(1, min(rounds, 2 * groups) + 1), key=lambda width: error(kind, width, groups=groups, rounds=rounds)
-    )
+    widths = range(1, min(rounds, 2 * groups) + 1)
+    return min(widths, key=lambda width: Turns(kind, width, groups, rounds).error)
 
 
 def _inverse(series: Series) -> Series:

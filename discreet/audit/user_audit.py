@@ -18,7 +18,6 @@ import numpy as np
 from scipy.linalg import toeplitz
 from torch import Tensor
 
-from discreet.accounting.correlation import factor_and_weights
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
@@ -93,7 +92,7 @@ def said_first(plan: Plan, canaries: int) -> Releases:
     user, rounds = _user(plan), plan.run.rounds
     if isinstance(user, TurnRelease):
         claim = _claim(plan, PrivacyLedger(tuple((user.event_of(number + 1), 1) for number in range(rounds))))
-        releases = Releases(1, 1.0, user.noise_multiplier / user.sensitivity, claim)
+        releases = Releases(1, 1.0, user.noise_multiplier / user.turns.sensitivity, claim)
     else:
         claim = _claim(plan, PrivacyLedger().record(user.event, rounds))
         releases = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim)
@@ -130,8 +129,10 @@ def _joined(user: TurnRelease, rounds: Sequence[Scores], first: int) -> Scores:
     """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise of each is made
     independent of the others' by C, and what a canary adds to them is looked for in all at once."""
     values, canaries = np.stack([each.values for each in rounds]) * user.sum_noise**2, range(len(rounds[0].values))
-    turns = [[in_turn(first + each, at + 1, groups=user.groups) for each in canaries] for at in range(len(rounds))]
-    factor = toeplitz(factor_and_weights(user.kind, user.bandwidth, len(rounds))[0], np.zeros(len(rounds)))
+    turns = [
+        [in_turn(first + each, at + 1, groups=user.turns.groups) for each in canaries] for at in range(len(rounds))
+    ]
+    factor = toeplitz(user.turns.factor[: len(rounds)], np.zeros(len(rounds)))
     added = factor @ np.array(turns, dtype=float)
     seen = (added * (factor @ values)).sum(0) / np.linalg.norm(added, axis=0).clip(min=1.0)
     return replace(rounds[0], values=seen / user.noise_multiplier**2)

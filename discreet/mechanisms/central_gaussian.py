@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
@@ -20,7 +20,6 @@ from discreet.mechanisms.mechanism import (
 )
 from discreet.privacy.quantile import (
     BIT_SENSITIVITY,
-    LARGEST_NUMBER,
     QuantileEstimator,
     default_count_stddev,
     split_noise_multiplier,
@@ -43,6 +42,7 @@ OF_ANOTHER_APP = (
     "the data that evaluate_fn works on, which are the server's own",
     "what the clients' code sends elsewhere",
 )
+STATEFUL = "nodes that keep state from round to round: draws of a cohort of fixed size depend on each other"
 SETTINGS = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
 
 
@@ -85,6 +85,7 @@ class CentralGaussian(ServerMechanism):
                 *NOT_COVERED,
                 "who took part in a round, and how many replied",
                 *((unamplified,) if user.sampling != "everyone" else ()),
+                *((STATEFUL,) if foreign and user.sampling == "fixed" else ()),
                 *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
                 *runs_and_nodes(self.run, account=account),
             ),
@@ -124,10 +125,7 @@ class CentralGaussian(ServerMechanism):
             noise,
             self.event(noise, rates=rates),
             count_stddev=count_stddev(self.run),
-            target_quantile=clip.target_quantile,
-            clip_learning_rate=clip.learning_rate,
-            clip_max=clip.ceiling,
-            clip_search_rate=clip.search_rate,
+            clip=clip,
             draws=PRIVACY_DRAWS.get(self.run.noise, 1),
             on_grid=self.run.noise == "grid",
             largest_cohort=self.run.user.population_size,
@@ -152,8 +150,7 @@ class UserPrivacy(ServerRelease):
       noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
       event: what a round costs.
       count_stddev: of the noise on the count; None with a fixed clip norm, which uses no bits.
-      target_quantile, clip_learning_rate, clip_max: of the adaptive clip norm, which never passes the last of them.
-      clip_search_rate: a further learning rate in the first round, halved in each one after it.
+      clip: the rule by which an adaptive clip norm moves; its search rate is halved after each round.
       draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
       on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
       largest_cohort: how many updates a sum on the grid must be able to hold.
@@ -162,10 +159,7 @@ class UserPrivacy(ServerRelease):
     noise_multiplier: float
     event: DpEvent
     count_stddev: float | None = None
-    target_quantile: float = 0.5
-    clip_learning_rate: float = 0.2
-    clip_max: float = LARGEST_NUMBER
-    clip_search_rate: float = 0.0
+    clip: ClipConfig = field(default_factory=ClipConfig)
     draws: int = 1
     on_grid: bool = False
     largest_cohort: int = 2**20
@@ -209,13 +203,14 @@ class UserPrivacy(ServerRelease):
         constants and of the round."""
         if self.count_stddev is None or below is None:
             return at.clip_norm, None
+        clip = self.clip
         estimator, fraction = QuantileEstimator(
-            min(at.clip_norm, self.clip_max),  # a run may be resumed with a lower ceiling than the norm it has reached
-            self.target_quantile,
-            self.clip_learning_rate,
-            self.clip_max,
+            min(at.clip_norm, clip.ceiling),  # a run may be resumed with a lower ceiling than the norm it has reached
+            clip.target_quantile,
+            clip.learning_rate,
+            clip.ceiling,
             # Halved each round: a search that halves its interval, in the logarithm of the norm.
-            search_rate=self.clip_search_rate * 0.5**at.number,
+            search_rate=clip.search_rate * 0.5**at.number,
             doubt=2 * self.count_stddev / at.expected_cohort,
         ).update(below, expected_cohort=at.expected_cohort)
         return estimator.estimate, fraction

@@ -7,12 +7,11 @@ Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin, McKenna, Upadhyay 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.accounting.correlation import NONE, SQRT, factor_and_weights, moves, sensitivity
+from discreet.accounting.correlation import NONE, SQRT, Turns
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, runs_and_nodes, unit, who
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
-    from discreet.accounting.correlation import Series
     from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
 
@@ -53,7 +51,7 @@ class CorrelatedNoise(ServerMechanism):
     )
 
     def statement(self, *, account: bool = False) -> Statement:
-        groups, foreign = self.run.user.groups, self.run.model == FLOWER_APP
+        groups, foreign = self.turns.groups, self.run.model == FLOWER_APP
         turns = f"{groups} public groups in turn, one a round" if groups > 1 else "everybody in every round"
         asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
         return Statement(
@@ -73,7 +71,7 @@ class CorrelatedNoise(ServerMechanism):
 
     @property
     def decided(self) -> Mapping[str, object]:
-        return {"privacy.user.correlation.bandwidth": self.bandwidth}
+        return {"privacy.user.correlation.bandwidth": self.turns.bandwidth}
 
     @property
     def grid_slack(self) -> Slack | None:
@@ -82,42 +80,35 @@ class CorrelatedNoise(ServerMechanism):
         return lambda values, scale: combined_slack(values, scale, terms=self.run.rounds)
 
     @property
-    def bandwidth(self) -> int:
-        return self.run.user.correlation.width(groups=self.run.user.groups, rounds=self.run.rounds)
+    def turns(self) -> Turns:
+        user, rounds = self.run.user, self.run.rounds
+        width = user.correlation.width(groups=user.groups, rounds=rounds)
+        return Turns(user.correlation.kind, width, user.groups, rounds)
 
     def event(
         self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
     ) -> DpEvent:
         """Of the dearest round by itself."""
-        moved = moves(*self._matrix, groups=self.run.user.groups, rounds=self.run.rounds)
-        return _gaussian(noise_multiplier, float(moved.max()))
+        return _gaussian(noise_multiplier, self.turns.largest_move(self.run.rounds))
 
     def first_rounds(
         self, noise_multiplier: float, count: int, *, sizes: Sizes = PLANNED
     ) -> tuple[tuple[DpEvent, int], ...]:
         """One Gaussian, for all of them."""
-        if not count:
-            return ()
-        moved = sensitivity(*self._matrix, groups=self.run.user.groups, rounds=count)
-        return ((_gaussian(noise_multiplier, moved), 1),)
+        turns = replace(self.turns, rounds=max(1, count))
+        return ((_gaussian(noise_multiplier, turns.sensitivity), 1),) if count else ()
 
     def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> TurnRelease:
-        user = self.run.user
-        noise = user.noise_multiplier or 0.0
-        turns = *self._matrix, user.groups, self.run.rounds
-        return TurnRelease(self.event(noise), noise, *turns, largest_cohort=user.population_size)
+        noise = self.run.user.noise_multiplier or 0.0
+        return TurnRelease(self.event(noise), noise, self.turns, largest_cohort=self.run.user.population_size)
 
     @property
     def noise_in_sum(self) -> float:
-        return (self.run.user.noise_multiplier or 0.0) * _length(*self._matrix, self.run.rounds)
-
-    @property
-    def _matrix(self) -> tuple[str, int]:
-        return self.run.user.correlation.kind, self.bandwidth
+        return (self.run.user.noise_multiplier or 0.0) * self.turns.late_noise
 
     @property
     def _words(self) -> str:
-        kind, band = self._matrix
+        kind, band = self.turns.kind, self.turns.bandwidth
         said = {NONE: "independent in each round", SQRT: "correlated over all rounds (square root)"}
         return said.get(kind, f"correlated over rounds ({kind.upper()}, bandwidth {band})")
 
@@ -129,39 +120,32 @@ class TurnRelease(ServerRelease):
     Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the rounds
     so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's noise is made
     once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts off is released
-    again as it was, to the last bit, and nobody is asked for it again. Noise does not depend on who replies.
+    again as it was, to the last bit, and nobody is asked for it again. If it was charged and is not on disk, it is
+    charged again, as a release of its own: old files that were put back look the same. Noise does not depend on who
+    replies.
 
     Attributes:
       event: of the dearest round.
       noise_multiplier: of each round's own noise, over the clip norm; 0 draws none and protects nobody.
-      kind, bandwidth: of the correlation.
-      groups: how many, that take turns.
-      rounds: that are planned.
+      turns: of the planned rounds, and the correlation of their noise.
       largest_cohort: how many updates a sum on the grid must be able to hold.
     """
 
     event: DpEvent
     noise_multiplier: float
-    kind: str
-    bandwidth: int
-    groups: int
-    rounds: int
+    turns: Turns
     largest_cohort: int = 2**20
     exact: ClassVar[bool] = True
 
-    def event_of(self, number: int) -> DpEvent:
+    def event_of(self, number: int, *, again: bool = False) -> DpEvent:
         """Of what the round adds to those before it; nothing in rounds that no client of the first group moves."""
-        moved = moves(self.kind, self.bandwidth, groups=self.groups, rounds=max(number, self.rounds))
-        return _gaussian(self.noise_multiplier, float(moved[number - 1]))
+        turns = self._turns_of(number)
+        moved = turns.largest_move(number) if again else float(turns.moves()[number - 1])
+        return _gaussian(self.noise_multiplier, moved)
 
     @property
     def sum_noise(self) -> float:
-        return self.noise_multiplier * _length(self.kind, self.bandwidth, self.rounds)
-
-    @property
-    def sensitivity(self) -> float:
-        """Of the planned rounds together, in clip norms."""
-        return sensitivity(self.kind, self.bandwidth, groups=self.groups, rounds=self.rounds)
+        return self.noise_multiplier * self.turns.late_noise
 
     def empty(self, num_params: int, clip_norm: float) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum
@@ -173,6 +157,8 @@ class TurnRelease(ServerRelease):
 
     def release(self, replies: Replies, at: Round) -> Released:
         """As `ServerRelease` has it. LedgerError: the keys of earlier noise are not those of the rounds before."""
+        import torch
+
         from discreet.mechanisms.sums import take_all
 
         kept, number = at.kept.load(), at.number + 1
@@ -186,11 +172,12 @@ class TurnRelease(ServerRelease):
             )
         total = self.empty(at.num_params, at.clip_norm)
         take_all(self._in_turn(replies, number), total, at.answers)
-        at.charge(self.event_of(number))
+        at.charge(self.event_of(number, again=at.again))
         keys = self._keys(at.source, kept.get("keys"))
         noised = self._noised(total, keys, number)
         # On disk before it is out, with the key of its noise: this round has no other release.
-        at.kept.save({"total": noised, "keys": keys, "round": _whole(number), "replies": _whole(total.replies)})
+        counts = {"round": torch.tensor(number), "replies": torch.tensor(total.replies)}
+        at.kept.save({"total": noised, "keys": keys, **counts})
         return Released(noised, at.clip_norm, None, total.replies)
 
     def _in_turn(self, replies: Replies, number: int) -> Iterator[Any]:
@@ -199,7 +186,7 @@ class TurnRelease(ServerRelease):
 
         for reply in replies:
             client = getattr(reply, "client", -1)
-            if client < 0 or in_turn(client, number, groups=self.groups):
+            if client < 0 or in_turn(client, number, groups=self.turns.groups):
                 yield reply
 
     def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
@@ -209,7 +196,7 @@ class TurnRelease(ServerRelease):
 
         new = torch.frombuffer(bytearray(source.child("update").words(4).tobytes()), dtype=torch.uint8).unsqueeze(0)
         keys = new if before is None else torch.cat([before, new])
-        used = self._weights(self.rounds).nonzero()[0].max() + 1
+        used = self.turns.weights.nonzero()[0].max() + 1
         return keys[-used:]
 
     def _noised(self, total: CohortSum, keys: Tensor, number: int) -> Tensor:
@@ -220,7 +207,11 @@ class TurnRelease(ServerRelease):
 
         assert isinstance(total.clipped, GridSum)
         # The newest key is the last one, and its weight the first.
-        weights, steps, grid = self._weights(len(keys) + BLOCK).tolist(), total.clipped.steps, total.clipped.grid
+        weights, steps, grid = (
+            self._turns_of(len(keys) + BLOCK).weights.tolist(),
+            total.clipped.steps,
+            total.clipped.grid,
+        )
         parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
         at, block = (len(keys) - 1) % BLOCK, None
         if number == len(keys) > BLOCK:
@@ -230,21 +221,11 @@ class TurnRelease(ServerRelease):
         noised = drawn.add_grid_noise(steps, total.clip_norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
 
-    def _weights(self, rounds: int) -> Series:
-        return factor_and_weights(self.kind, self.bandwidth, rounds)[1]
+    def _turns_of(self, rounds: int) -> Turns:
+        """Of so many rounds, or of those that are planned if these are more."""
+        return replace(self.turns, rounds=max(rounds, self.turns.rounds))
 
 
 def _gaussian(noise_multiplier: float, moved: float) -> DpEvent:
     """The event of Gaussian noise on a sum that moves by so many clip norms."""
     return poisson_round_event(1.0 if moved else 0.0, noise_multiplier=noise_multiplier / (moved or 1.0))
-
-
-def _length(kind: str, bandwidth: int, rounds: int) -> float:
-    """The noise in a late round over each round's own, as if all of it were new."""
-    return math.hypot(*factor_and_weights(kind, bandwidth, rounds)[1].tolist())
-
-
-def _whole(number: int) -> Tensor:
-    import torch
-
-    return torch.tensor(number)

@@ -67,7 +67,6 @@ def release_step(
     from discreet.models.dropout import masks_from
     from discreet.models.models import flatten_parameters, to_train, trainable_part
     from discreet.per_example.per_example import l1_clipped_gradient_sum
-    from discreet.privacy.mechanisms import laplace_step_sensitivity
 
     if len(examples) == 0:
         return torch.zeros_like(flatten_parameters(model))
@@ -78,5 +77,4 @@ def release_step(
             model, inputs, targets=targets, clip_norm=privacy.clip_norm, loss=training.loss
         )
     step = -learning_rate * trainable_part(model, total) / len(examples)
-    sensitivity = laplace_step_sensitivity(learning_rate, clip_norm=privacy.clip_norm, num_examples=len(examples))
-    return privacy.mechanism.add_noise(step, sensitivity, source)
+    return privacy.mechanism.add_noise(step, 2 * learning_rate * privacy.clip_norm / len(examples), source)

@@ -183,6 +183,7 @@ class Round:
       charge: is called with the event before noise is added to anything, or a sum is opened: it writes the ledger.
       answers: the empty sum of the answers to a query; None in a round without one.
       kept: by the rounds before it.
+      again: it was charged before, by a process that has died, and may be out with other noise.
     """
 
     number: int
@@ -193,6 +194,7 @@ class Round:
     charge: Callable[[DpEvent], None]
     answers: Answers | None = None
     kept: Kept = field(default_factory=KeptInMemory)
+    again: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +223,7 @@ class ServerRelease(Protocol):
       guarantee, event: whom a round is charged to, and its event; None if nothing is charged.
       masked: True if it opens one sum, and reads no reply.
       exact: True if its sums are of whole numbers, whose order does not matter.
-      clipping: the rule by which the clip norm moves, with `target_quantile` and `clip_max`; None without one.
+      clipping: moves the clip norm by its `clip`; None if nothing does.
       sum_noise: the noise that is expected in the sum, over `norm`.
     """
 
@@ -244,8 +246,8 @@ class ServerRelease(Protocol):
     def sum_noise(self) -> float:
         return 0.0
 
-    def event_of(self, number: int) -> DpEvent | None:
-        """The event of round `number`, from 1 on."""
+    def event_of(self, number: int, *, again: bool = False) -> DpEvent | None:
+        """The event of round `number`, from 1 on; `again`: see `Round`."""
         return self.event
 
     def norm(self, clip_norm: float) -> float:

@@ -124,20 +124,6 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
     return high
 
 
-def laplace_step_sensitivity(learning_rate: float, *, clip_norm: float, num_examples: int) -> float:
-    """L1 sensitivity of the parameters after a full-batch step: 2 * learning_rate * clip_norm / num_examples.
-
-    The step is w - learning_rate * mean(g_i) with each g_i clipped to L1 norm clip_norm. Replacing one of num_examples
-    examples, a public number, moves the mean by at most 2 * clip_norm / num_examples.
-    """
-    for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be finite and > 0, not {value}")
-    if num_examples < 1:
-        raise ValueError(f"num_examples must be >= 1, not {num_examples}")
-    return 2 * learning_rate * clip_norm / num_examples
-
-
 def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """delta of one Gaussian release (Balle and Wang 2018, Theorem 8), by logarithms to keep small values."""
     from scipy.special import log_ndtr

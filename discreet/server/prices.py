@@ -11,7 +11,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 
 from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.calibration import noise_multiplier_for_epsilon, rounds_within
-from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, best_bandwidth, running_sum_noise, sensitivity
+from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, Turns, best_bandwidth
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.settings.privacy import SecureConfig
@@ -71,7 +71,7 @@ class TurnPrice:
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         """As `Price.epsilon`."""
-        run = noise / self._sensitivity(rounds)
+        run = noise / self._turns(rounds).sensitivity
         return PrivacyLedger().record(GaussianDpEvent(run)).epsilon(delta, self.accountant)
 
     def noise(self, epsilon: float, rounds: int, delta: float) -> float:
@@ -79,7 +79,7 @@ class TurnPrice:
         run = noise_multiplier_for_epsilon(
             epsilon, make_event=GaussianDpEvent, count=1, delta=delta, accountant=self.accountant
         )
-        return run * self._sensitivity(rounds)
+        return run * self._turns(rounds).sensitivity
 
     def rounds(self, noise: float, epsilon: float, delta: float) -> int:
         """As `Price.rounds`, with the bandwidth that is best for so many."""
@@ -97,14 +97,14 @@ class TurnPrice:
 
     def says(self, noise: float, rounds: int) -> str:
         """The noise on the running sum of updates, in words."""
-        width = best_bandwidth(self.kind, groups=self.groups, rounds=rounds)
-        found = noise * running_sum_noise(self.kind, width, rounds=rounds)
-        band = f", bandwidth {width}" if self.kind in (BSR, BISR) else ""
+        turns = self._turns(rounds)
+        found = noise * turns.running_sum_noise
+        band = f", bandwidth {turns.bandwidth}" if self.kind in (BSR, BISR) else ""
         return f"{self.sampling}{band}: noise on the running sum of updates {found:.4g} clip norms (root mean square)"
 
-    def _sensitivity(self, rounds: int) -> float:
+    def _turns(self, rounds: int) -> Turns:
         width = best_bandwidth(self.kind, groups=self.groups, rounds=rounds)
-        return sensitivity(self.kind, width, groups=self.groups, rounds=rounds)
+        return Turns(self.kind, width, self.groups, rounds)
 
 
 @dataclass(frozen=True)

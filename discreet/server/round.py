@@ -76,22 +76,29 @@ class AnswerRelease(Protocol):
 @dataclass(frozen=True)
 class RoundSettings:
     """A round's public constants. `release`: the server's part of the mechanism that protects it. `answers`: how the
-    answers to a query are released; None in rounds that ask for none. `kept`: by the mechanism, from round to round."""
+    answers to a query are released; None in rounds that ask for none. `kept`: by the mechanism, from round to round.
+    `charged`: the last round that a ledger was charged for when this process began."""
 
     expected_cohort: float
     optimizer: ServerOptimizer
     release: ServerRelease
     answers: AnswerRelease | None = None
     kept: Kept = field(default_factory=KeptInMemory)
+    charged: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
             raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
 
+    def event_of(self, number: int) -> DpEvent | None:
+        """The event of round `number`."""
+        return self.release.event_of(number, again=number <= self.charged)
+
     def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
         """The facts that the release of the round after `state` needs."""
         facts = state.round, state.params.numel(), state.clip_norm, self.expected_cohort
-        return Round(*facts, source, charge, self.answers.empty() if self.answers else None, self.kept)
+        answers = self.answers.empty() if self.answers else None
+        return Round(*facts, source, charge, answers, self.kept, again=state.round < self.charged)
 
 
 def dp_fedavg_round(

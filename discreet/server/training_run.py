@@ -66,7 +66,8 @@ class TrainingRun:
         on_round: OnRound | None = None,
     ) -> None:
         self.context, self.plan, self.folder, self.ledger = context, context.plan, context.folder, context.ledger
-        self.settings = replace(round_settings(self.plan), kept=RunSecrets(self.folder.path))
+        charged = max((row.round for row in self.ledger.releases() if row.guarantee == USER), default=0)
+        self.settings = replace(round_settings(self.plan), kept=RunSecrets(self.folder.path), charged=charged)
         self.sampling = cohort_sampling(self.plan)
         self.evaluation = evaluation_plan(self.plan)
         check_exchange(transport, masked=self.settings.release.masked)
@@ -111,7 +112,7 @@ class TrainingRun:
             return
         plan, rounds, ratings = self.evaluation, self.plan.run.rounds, list[Charge]()
         numbers = range(state.round + 1, rounds + 1)
-        events = [self._settings_of(number).release.event_of(number) for number in numbers]
+        events = [self._settings_of(number).event_of(number) for number in numbers]
         charges = [Charge(0, USER, "", event) for event in events if event is not None]
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(state.round, rounds=rounds)))
@@ -124,10 +125,10 @@ class TrainingRun:
             if number > self.plan.run.rounds:
                 return Outcome(state, None)
             try:
-                release = self._settings_of(number).release
-                event = release.event_of(number)
-                if release.guarantee is not None and event is not None:
-                    self._check_room(release.guarantee, event, "the next round")
+                settings = self._settings_of(number)
+                guarantee, event = settings.release.guarantee, settings.event_of(number)
+                if guarantee is not None and event is not None:
+                    self._check_room(guarantee, event, "the next round")
                 state, stats = self._next_round(state)
             except BudgetSpent as spent:
                 return Outcome(state, self.context.says(str(spent)))
@@ -330,16 +331,16 @@ def clip_notes(user: UserPrivacy | None, shares: Sequence[float], clip_norm: flo
     """
     if user is None or not shares:
         return {}
-    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, user.target_quantile / 2), {}
+    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, user.clip.target_quantile / 2), {}
     if len(last) == CUT_ROUNDS and max(last) < least:
         notes["cut"] = (
             f"in {CUT_ROUNDS} rounds in a row a share below {least:g} of the updates was within the clip norm, "
             f"which is {clip_norm:.3g} now: nearly all are cut, and the model learns little. Begin with a larger "
             f"privacy.user.clip.norm, such as {10 * clip_norm:.1g}"
         )
-    if clip_norm >= user.clip_max:
+    if clip_norm >= user.clip.ceiling:
         notes["ceiling"] = (
-            f"the clip norm has reached privacy.user.clip.max={user.clip_max:g} and grows no further: either noise "
+            f"the clip norm has reached privacy.user.clip.max={user.clip.ceiling:g} and grows no further: either noise "
             "drives the model, or privacy.user.clip.norm, the first one, was far too small"
         )
     return notes

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.deployment.certificates import make_secrets
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import RUN_SECONDS, Federation
 from discreet.deployment.superlink import server_apps
@@ -22,8 +21,7 @@ from discreet.masking.wire import Stage
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
-from tests.conftest import REPOSITORY
-from tests.deployment.held_server import HELD_FOLDER, OPENED, SEED
+from tests.deployment.held_server import OPENED, SEED, federation_with, held_main
 
 NODES = ["node-0", "node-1", "node-2"]
 ROUNDS = 2
@@ -41,28 +39,11 @@ SETTINGS = (
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
-    """Nodes, and a server whose installed code is the checkout's with another main."""
-    installed = tmp_path / "installed" / "server_app"
-    installed.mkdir(parents=True)
-    for name in ("discreet", "client_app", "strategies", "LICENSE"):
-        (installed.parent / name).symlink_to(REPOSITORY / name)
-    for name in ("__init__.py", "bundle_entry.py"):
-        (installed / name).symlink_to(REPOSITORY / "server_app" / name)
-    text = "from tests.deployment.held_server import held_main\n\nmain = held_main()\n"
-    (installed / "server_app.py").write_text(text)
-    make_secrets(tmp_path / "secrets", NODES)
-    federation = Federation(tmp_path)
-    federation.environment["PYTHONPATH"] = os.pathsep.join([str(installed.parent), str(REPOSITORY)])
-    federation.environment[HELD_FOLDER] = str(tmp_path)
-    try:
-        federation.start_superlink()
-        federation.start_preforked_clients()
+    with federation_with(held_main, tmp_path, NODES) as federation:
         for number, name in enumerate(NODES):
             federation.start_node(name, "--partition", str(number), "--of", str(len(NODES)))
         federation.wait_for_nodes(NODES)
         yield federation
-    finally:
-        federation.stop()
 
 
 def killed_at(place: str, federation: Federation, *words: str) -> None:

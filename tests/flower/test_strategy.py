@@ -248,7 +248,14 @@ def test_the_privacy_statement_is_about_a_node_and_says_what_is_not_covered(tmp_
     assert user["trusted"] == "the server"
     assert any("train_config" in part for part in user["not_covered"])
     assert any("evaluate_fn" in part for part in user["not_covered"])
+    assert not any("keep state" in part for part in user["not_covered"])
     assert [other["epsilon"] for other in others] == [{"pld": "inf"}, {"pld": "inf"}]
+
+
+def test_with_cohorts_of_fixed_size_nodes_that_keep_state_are_not_covered(tmp_path: Path) -> None:
+    run(tmp_path / "run", sampling="fixed", **noised(accountant="rdp"))
+    user, *_ = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"]
+    assert any("keep state" in part for part in user["not_covered"])
 
 
 def test_what_the_app_alone_decides_is_not_written_as_a_setting(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import signal
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,9 +19,11 @@ from dp_accounting import GaussianDpEvent
 from scipy.linalg import toeplitz
 from torch import Tensor
 
-from discreet.accounting.correlation import factor_and_weights, sensitivity
+from discreet.accounting.correlation import Turns, factor_and_weights
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import TurnRelease
@@ -35,13 +39,15 @@ from discreet.server.plan import plan_of
 from discreet.server.resuming import asked_settings
 from discreet.server.round import CohortSampling
 from discreet.server.run_folder import RunFolder
-from discreet.server.run_secrets import RunSecrets
+from discreet.server.run_plan import round_settings
+from discreet.server.run_secrets import SECRETS, RunSecrets
 from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import InProcessTransport, simulate
 from tests.command import report
+from tests.simulation.crash import BEFORE_SECRETS, POINTS, crash
 
 TURNS = (
     *("sampling.kind=cyclic", "sampling.groups=3", "privacy.user.clip.kind=fixed", "privacy.user.correlation.kind=bsr"),
@@ -62,7 +68,7 @@ def release(
     noise_multiplier: float = 2.0, *, kind: str = "bsr", bandwidth: int = 3, rounds: int = ROUNDS
 ) -> TurnRelease:
     event = GaussianDpEvent(noise_multiplier)
-    return TurnRelease(event, noise_multiplier, kind, bandwidth, GROUPS, rounds)
+    return TurnRelease(event, noise_multiplier, Turns(kind, bandwidth, GROUPS, rounds))
 
 
 def at(number: int, kept: KeptInMemory, charge: Callable[..., None] = lambda _: None, size: int = 4) -> Round:
@@ -85,7 +91,7 @@ def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Pa
     assert noise is not None
     rows = folder.read_metrics()
     for number, row in enumerate(rows, 1):
-        moved = sensitivity("bsr", 3, groups=GROUPS, rounds=number)
+        moved = Turns("bsr", 3, GROUPS, number).sensitivity
         assert analytic_gaussian_noise_multiplier(row["epsilon_user"] or 0.0, delta=DELTA) == pytest.approx(
             noise / moved, rel=1e-6
         )
@@ -190,54 +196,67 @@ def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rou
         release().release(iter([reply(1.0)]), at(number, kept))
 
 
-class Crash(BaseException):
-    """The server dies."""
+KILLED = 4
+OUT = ("before_metrics", "before_checkpoint", "in_checkpoint")  # the round's release is on disk, and the state is not
+WASTED = ("after_ledger", BEFORE_SECRETS)  # it is charged, and not out
 
 
-def crashed(folder: Path, number: int, *words: str, where: str = "append_metrics") -> Mapping[str, Tensor]:
-    """The keys of a run whose server dies in a round, after its release and before its row."""
-    real, calls = getattr(RunFolder, where), list[int]()
-
-    def dies(self: RunFolder, *given: Any, **named: Any) -> Any:
-        calls.append(1)
-        if len(calls) == number:
-            raise Crash
-        return real(self, *given, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, where, dies)
-        with pytest.raises(Crash):
-            run(folder, *words)
+def killed(folder: Path, point: str, *words: str) -> Mapping[str, Tensor]:
+    """The secrets of a run that kill -9 has ended in round `KILLED`."""
+    assert crash(point, KILLED, [*TURNS, f"output_dir={folder}", *words]) == -signal.SIGKILL
     return RunSecrets(folder).load()
 
 
-def test_a_run_that_dies_goes_on_with_the_same_noise_and_the_round_that_was_out_is_as_it_was(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", "seed=7919")
-    crashed(tmp_path / "cut", 4, "seed=7919")
-    assert run(tmp_path / "cut", "seed=7919", "resume=true").params.equal(whole.params)
+def releases(folder: Path) -> int:
+    """The number of rounds that the ledger was charged for."""
+    return DurableLedger(folder / "ledger.db").spent("user").num_releases
 
 
-def test_no_other_noise_is_drawn_for_a_round_that_was_out(tmp_path: Path) -> None:
-    before, seen = crashed(tmp_path / "cut", 4), list[Mapping[str, Tensor]]()
-    assert int(before["round"]) == 4
-    assert RunFolder(tmp_path / "cut").load_checkpoint().round == 3  # type: ignore[union-attr]
-    run(tmp_path / "cut", "resume=true", on_round=lambda _: seen.append(RunSecrets(tmp_path / "cut").load()))
-    assert seen[0]["total"].equal(before["total"])
-    assert seen[-1]["keys"][:4].equal(before["keys"])
-    assert [int(each["round"]) for each in seen] == [4, 5, 6, 7]
-    spent = RunFolder(tmp_path / "cut").ledger(plan_of(RunFolder(tmp_path / "cut").read_config())).spent("user")
-    assert spent.num_releases == 7  # the round that was out is not charged again
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    return run(tmp_path_factory.mktemp("whole") / "run", "seed=7919").params
 
 
-def test_a_round_that_dies_before_it_is_out_is_charged_again_and_has_a_new_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", [*POINTS, BEFORE_SECRETS])
+def test_a_killed_run_goes_on_to_the_model_of_one_that_was_not_to_the_last_bit(
+    point: str, tmp_path: Path, undisturbed: Tensor
+) -> None:
+    killed(tmp_path, point, "seed=7919", "privacy.user.max_epsilon=20")
+    assert run(tmp_path, "seed=7919", "privacy.user.max_epsilon=20", "resume=true").params.equal(undisturbed)
+
+
+@pytest.mark.parametrize("point", [*POINTS, BEFORE_SECRETS])
+def test_no_other_noise_is_drawn_for_a_round_that_was_out_and_one_that_was_not_is_charged_again(
+    point: str, tmp_path: Path
+) -> None:
+    before, seen = killed(tmp_path, point, "privacy.user.max_epsilon=20"), list[Mapping[str, Tensor]]()
+    words = ("privacy.user.max_epsilon=20", "resume=true")
+    run(tmp_path, *words, on_round=lambda _: seen.append(RunSecrets(tmp_path).load()))
+    out = int(before["round"])
+    assert out == (KILLED if point in (*OUT, "after_checkpoint") else KILLED - 1)
+    assert seen[-1]["keys"][:out].equal(before["keys"])
+    assert seen[0]["total"].equal(before["total"]) == (point in OUT)
+    assert releases(tmp_path) == ROUNDS + (point in WASTED)
+
+
+def test_rounds_that_old_files_have_the_server_make_again_are_charged_again(tmp_path: Path) -> None:
+    def copy(row: Mapping[str, object]) -> None:
+        if row["round"] == 3:
+            shutil.copytree(tmp_path / "run", tmp_path / "old")
+
+    words = ("privacy.user.max_epsilon=20", "rounds=5", f"output_dir={tmp_path / 'run'}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunSecrets, "save", lambda *_: (_ for _ in ()).throw(Crash()))
-        with pytest.raises(Crash):
-            run(tmp_path / "cut", "privacy.user.max_epsilon=20")
-    assert RunSecrets(tmp_path / "cut").load() == {}
-    run(tmp_path / "cut", "privacy.user.max_epsilon=20", "resume=true")
-    spent = RunFolder(tmp_path / "cut").ledger(plan_of(RunFolder(tmp_path / "cut").read_config())).spent("user")
-    assert spent.num_releases == 8
+        patch.setattr(RunSecrets, "erase", lambda _: None)
+        simulate(config(*words), on_round=copy)
+    for name in ("checkpoint/state.safetensors", SECRETS):
+        shutil.copy(tmp_path / "old" / name, tmp_path / "run" / name)
+    simulate(config(*words, "resume=true"))
+    how, charged = round_settings(plan_of(RunFolder(tmp_path / "run").read_config())).release, PrivacyLedger()
+    for number in (1, 2, 3, 4, 5):
+        charged = charged.record(how.event_of(number))
+    for number in (4, 5):
+        charged = charged.record(how.event_of(number, again=True))
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user") == charged
 
 
 def test_keys_are_for_the_servers_user_alone_and_go_when_the_run_is_over(tmp_path: Path) -> None:
@@ -257,7 +276,7 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
 def test_the_budget_ends_a_run_in_time(tmp_path: Path) -> None:
     words = ("privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null", "privacy.user.max_epsilon=3")
     outcome = simulate(config(f"output_dir={tmp_path / 'run'}", *words))
-    fits = [n for n in range(1, 8) if analytic(2 / sensitivity("bsr", 3, groups=3, rounds=n)) <= 3]
+    fits = [n for n in range(1, 8) if analytic(2 / Turns("bsr", 3, 3, n).sensitivity) <= 3]
     assert outcome.stopped is not None
     assert outcome.checkpoint.round == len(fits) < 7
 
@@ -331,7 +350,7 @@ def test_what_does_not_go_with_turns_is_refused(said: str, words: tuple[str, ...
 
 @pytest.mark.parametrize("word", ["sampling.groups=4", "privacy.user.correlation.kind=bisr"])
 def test_a_run_that_goes_on_keeps_its_turns_and_its_correlation(word: str, tmp_path: Path) -> None:
-    crashed(tmp_path / "run", 2)
+    killed(tmp_path / "run", "before_metrics")
     with pytest.raises(LedgerError, match="other privacy settings"):
         run(tmp_path / "run", "resume=true", word)
 
@@ -390,7 +409,7 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
     found = experiment_of(asked, Asked(canaries=400, honest=0, runs=2))
     scores = found.observations[-1].scores
     shift = (scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std()
-    assert shift == pytest.approx(sensitivity("bsr", 3, groups=3, rounds=9) / 2, abs=0.2)
+    assert shift == pytest.approx(Turns("bsr", 3, 3, 9).sensitivity / 2, abs=0.2)
     assert not judge(found).refuted
     real = CorrelatedGaussian.stddev
     monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)

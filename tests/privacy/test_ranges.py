@@ -11,7 +11,7 @@ import torch
 from discreet.privacy.clipping import ClippedSum, GridSum, clip_by_norm, clip_to_grid
 from discreet.privacy.discrete_gaussian import LARGEST_VARIANCE, discrete_gaussian
 from discreet.privacy.grid import LARGEST_SCALE, Grid, grid_for, grid_slack
-from discreet.privacy.mechanisms import Gaussian, Laplace, analytic_gaussian_noise_multiplier, laplace_step_sensitivity
+from discreet.privacy.mechanisms import Gaussian, Laplace, analytic_gaussian_noise_multiplier
 from discreet.privacy.quantile import QuantileEstimator, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort, poisson_sample
@@ -66,8 +66,6 @@ REFUSED: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]
     ),
     (analytic_gaussian_noise_multiplier, (-1.0,), {"delta": 0.1}, "epsilon must be in"),
     (analytic_gaussian_noise_multiplier, (1.0,), {"delta": 0.0}, "delta must be in"),
-    (laplace_step_sensitivity, (0.1,), {"clip_norm": INF, "num_examples": 5}, "clip_norm must be"),
-    (laplace_step_sensitivity, (0.1,), {"clip_norm": 1.0, "num_examples": 0}, "num_examples must be"),
     *(
         (quantile, (), {name: wrong}, name)
         for name, wrong in {"estimate": 0.0, "target_quantile": 1.0, "learning_rate": NAN, "ceiling": 0.9}.items()

@@ -14,10 +14,12 @@ import discreet.server.run_folder
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_folder import RunFolder
+from discreet.server.run_secrets import RunSecrets
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
 AFTER_ACCOUNT = "after_account"  # the population's account is charged, and the run's own ledger is not
+BEFORE_SECRETS = "before_secrets"  # the noise of the round is drawn, and its key is not on disk
 POINTS = ("before_ledger", "after_ledger", "before_metrics", "before_checkpoint", "in_checkpoint", "after_checkpoint")
 
 
@@ -47,6 +49,8 @@ def plant(point: str, number: int) -> None:
         DurableLedger.charge = at_call(number, point == "before_ledger", DurableLedger.charge)  # type: ignore[method-assign]
     elif point == AFTER_ACCOUNT:
         PopulationAccount.charge = at_call(number, False, PopulationAccount.charge)  # type: ignore[method-assign]
+    elif point == BEFORE_SECRETS:
+        RunSecrets.save = at_call(number, True, RunSecrets.save)  # type: ignore[method-assign]
     elif point == "before_metrics":
         RunFolder.append_metrics = at_call(number, True, RunFolder.append_metrics)  # type: ignore[method-assign]
     else:
@@ -71,7 +75,7 @@ def plant_at_checkpoint(point: str, number: int) -> None:
 
 
 def crash(point: str, number: int, overrides: Sequence[str]) -> int | None:
-    """Runs a simulation in a fork of this process until it dies at one of `POINTS` in round `number`; its exit code."""
+    """Runs a simulation in a fork of this process until it dies at a point in round `number`; its exit code."""
     return crash_all([(point, number, overrides)])[0]
 
 
