@@ -21,7 +21,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from discreet.data.examples import TaskShape
 from discreet.models.scattering import Scattering
+from discreet.models.transformer import transformer
 from discreet.per_example.recurrent import ClassesSecond, LastStep, LSTMLayer
+from discreet.settings.training import HF, ModelConfig
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -123,33 +125,42 @@ OWN = ":"  # in the name of a model of one's own, `package.module:function`
 
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
     """`model_for` classes, and `lstm` with as many tokens."""
-    return model_for(name, TaskShape(tuple(input_shape), num_classes), seed=seed)
+    return model_for(ModelConfig(name), TaskShape(tuple(input_shape), num_classes), seed=seed)
 
 
-def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
-    """The model `name` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU: logits of classes or labels,
-    or numbers; for sequences it gives (n, num_classes, length).
+def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Module:
+    """The model of `settings` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU: logits of classes or
+    labels, or numbers; for sequences it gives (n, num_classes, length).
 
-    `name` is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
-    number of outputs to a module. The same `seed` gives the same initial parameters; the global random generator is
-    left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
+    Its name is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
+    number of outputs to a module; or `hf:FOLDER`, a pretrained transformer. The same `seed` gives the same initial
+    parameters; the global random generator is left as it was. Raises ValueError for an unknown name, or if the model
+    cannot take the input shape, naming both.
     """
-    builder = MODELS.get(name) or own_builder(name)
-    if name in TEXT_MODELS:
-        builder = partial(TEXT_MODELS[name], num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
-    arguments = (shape.input_shape, shape.num_outputs)
+    name, build = settings.name, _builder_of(settings, shape)
     with torch.random.fork_rng(devices=[]):
         # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
         torch.default_generator.manual_seed(seed)
         try:
-            model = builder(*arguments)
+            model = build()
         except MISTAKES as error:
-            if name in MODELS and isinstance(error, ValueError):
+            if (name in MODELS or name.startswith(HF)) and isinstance(error, ValueError):
                 raise
+            arguments = (shape.input_shape, shape.num_outputs)
             raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _builder_of(settings: ModelConfig, shape: TaskShape) -> Callable[[], nn.Module]:
+    name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
+    if name.startswith(HF):
+        return partial(transformer, settings, shape)
+    if name in TEXT_MODELS:
+        at_each_step = shape.target.length > 0
+        return partial(TEXT_MODELS[name], *arguments, num_tokens=shape.num_tokens, at_each_step=at_each_step)
+    return partial(MODELS.get(name) or own_builder(name), *arguments)
 
 
 def own_builder(name: str, *, setting: str = "model.name") -> Builder:
@@ -160,7 +171,7 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
         known = module.removesuffix(".py").strip("./").replace("/", ".")
         raise ValueError(f"{setting} must name a module as Python imports it, such as {known}:{function} (got {name})")
     if not mark:
-        known = f"{', '.join(MODELS)}, or package.module:function"
+        known = f"{', '.join(MODELS)}, package.module:function, or {HF}FOLDER"
         raise ValueError(f"{setting}: no model {name!r}; known are {known}")
     here = str(Path.cwd())  # not on the path of every process that builds a model: Flower starts its own commands
     if here not in sys.path:

@@ -96,11 +96,11 @@ class Client:
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))
         if params.shape != (size,):
-            name, given = request.run.model, params.numel()
+            name, given = request.run.model.name, params.numel()
             raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
-                f"the frozen values of the model {request.run.model} are not the server's: both must load the same"
+                f"the frozen values of the model {request.run.model.name} are not the server's: both must load the same"
             )
 
     def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:

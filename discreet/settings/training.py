@@ -17,8 +17,24 @@ from discreet.settings.ranges import (
 )
 from discreet.settings.rules import require, section
 
+HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
+
+
+@section("model.lora.")
+class LoraConfig:
+    """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it is, and is public.
+
+    Attributes:
+      rank, alpha: of the matrices, which count alpha / rank.
+      targets: a regular expression that the full names of the layers that get them match; None for peft's choice.
+    """
+
+    kind: Annotated[str, one_of("none", "lora", "ffa")] = "none"
+    rank: Count = 8
+    alpha: Count = 16
+    targets: Text | None = None
 
 
 @section("model.")
@@ -26,6 +42,7 @@ class ModelConfig:
     """The model that is trained."""
 
     name: Text = "mlp"
+    lora: LoraConfig = LoraConfig()
 
 
 @section("training.")

@@ -125,7 +125,7 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
     """
     run, device = plan.run, torch.device(plan.device)
-    model = model_for(run.model, task.shape, seed=0).to(device)
+    model = model_for(plan.model, task.shape, seed=0).to(device)
     fixed, learned = split_fixed(model)
     if fixed is not None:
         logger.info("the fixed features of %d examples are computed once", len(task.train))

@@ -39,6 +39,7 @@ from discreet.models.models import OWN, own_builder
 from discreet.protocol.run_lost import RunLostError
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
+from discreet.settings.training import HF
 from discreet.simulation.processes import ray_environment, scratch_folder
 
 ANY = "auto"
@@ -127,7 +128,7 @@ class RayCluster:
 
 def own_model_of(model: str) -> str:
     """The name of a model of one's own, for `connected`; empty of one of Discreet's."""
-    return model if OWN in model else ""
+    return model if OWN in model and not model.startswith(HF) else ""
 
 
 @contextmanager

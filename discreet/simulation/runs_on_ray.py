@@ -106,7 +106,7 @@ def run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path, ended: Ende
     Raises:
       ConfigError: the cluster can't be used, or a machine does not see the folder; nothing has started.
     """
-    address, names = jobs[0].plan.ray.address, [own_model_of(job.plan.run.model) for job in jobs]
+    address, names = jobs[0].plan.ray.address, [own_model_of(job.plan.model.name) for job in jobs]
     with connected(address, own_model=max(names)) as cluster:
         cluster.check_gpus(max(job.plan.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
@@ -132,7 +132,7 @@ class _Tasks:
     def start(self, job: Job, restarts: int = 0) -> None:
         known = restarts > 0 or _knows(job.folder)
         # A copy of the plan holds no mechanism of one's own, which another machine finds only where the run is.
-        sent, found = replace(job, plan=replace(job.plan)), versions(own_model_of(job.plan.run.model))
+        sent, found = replace(job, plan=replace(job.plan)), versions(own_model_of(job.plan.model.name))
         num_gpus = 0.0 if job.plan.engine == "ray" else job.plan.ray.num_gpus
         task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=0)(_attempt)
         self.running[task.remote(Ticket(sent, self.place, found, known))] = job, restarts
