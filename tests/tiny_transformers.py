@@ -35,6 +35,7 @@ def write_bert(folder: Path, *, pooled: bool = False) -> Path:
     """A BERT of two layers; with `pooled` as sentence-transformers lays it out, with mean pooling."""
     size = write_tokenizer(folder, frame=True)
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes["initializer_range"] = 0.3  # so that random features tell words apart
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         config = BertConfig(vocab_size=size, intermediate_size=32, max_position_embeddings=40, **sizes)
