@@ -64,6 +64,6 @@ def tokens_of(texts: Any, folder: Path, *, length: int) -> tuple[Array, Array]:
     cells = texts.to_pylist()
     for row, cell in enumerate(cells):
         if not isinstance(cell, str):
-            raise RowError(row, "the text is missing, or is not UTF-8" if cell is None else "the text is no text")
+            raise RowError(row, "the text is missing" if cell is None else "the text is none in UTF-8")
     read = tokenizer_in(folder)(cells, truncation=True, max_length=length, padding="max_length", return_tensors="np")
     return np.asarray(read["input_ids"], np.int64), np.asarray(read["attention_mask"], bool)

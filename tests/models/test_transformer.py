@@ -102,7 +102,7 @@ def test_what_learns_is_small_and_all_else_is_the_same_wherever_it_is_built(
 def words_of(kind: str, weights: dict[str, Path], folder: Path) -> list[str]:
     data = write_texts(folder / "data", weights[kind])
     named = [f"model.name=hf:{weights[kind]}", "data.name=folder", f"data.path={data}", "data.partition=natural"]
-    return [*named, "data.num_clients=12", "rounds=2", "training.learning_rate=0.5", *QUICK]
+    return [*named, "data.num_clients=12", "rounds=2", "training.learning_rate=2", *QUICK]
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft, for transformers 6
@@ -130,7 +130,7 @@ def test_peft_loads_the_adapter_of_a_run_and_rates_as_the_run_did(
     loss = cross_entropy(said, task.test.targets)
     assert float((said.argmax(1) == task.test.targets).float().mean()) == pytest.approx(last["accuracy"], abs=1e-6)
     assert float(loss) == pytest.approx(last["loss"], abs=1e-5)
-    assert abs(last["loss"] - first["loss"]) > 1e-3  # what was learned is in it
+    assert abs(last["loss"] - first["loss"]) > 1e-4  # what was learned is in it
 
 
 def test_a_language_model_goes_on_with_texts_and_padding_is_no_target(
