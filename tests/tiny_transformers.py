@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-WORDS = ("good", "fine", "glad", "bad", "poor", "sad", "the", "day", "was", "a", "film", "and")
+CLASSES = ("negative", "neutral", "positive")
+WORDS = ("bad", "poor", "sad", "even", "plain", "usual", "good", "fine", "glad", "the", "day", "was", "film")
 SEED = 20773
 
 
@@ -60,18 +61,17 @@ def write_gpt2(folder: Path) -> Path:
 
 
 def write_texts(folder: Path, weights: Path, *, count: int = 120, lines: str = "") -> Path:
-    """A data folder of texts by 12 people, good ones and bad ones; `lines` are more of data.toml."""
+    """A data folder of texts by 12 people, in three classes that one word of each tells; `lines` end its data.toml."""
     draws = torch.Generator().manual_seed(SEED)
-    rows = ["person,mood,message"]
+    rows = ["person,sentiment,text"]
     for number in range(count):
-        mood = number % 2
-        words = [WORDS[6 + int(n)] for n in torch.randint(6, (1 + number % 5,), generator=draws)]
-        words.append(WORDS[3 * mood + int(torch.randint(3, (1,), generator=draws))])
-        rows.append(f'p{number % 12},{("good", "bad")[mood]},"{" ".join(words)}"')
+        words = [WORDS[9 + int(n)] for n in torch.randint(4, (1 + number % 5,), generator=draws)]
+        words.append(WORDS[3 * (number % 3) + int(torch.randint(3, (1,), generator=draws))])
+        rows.append(f'p{number // 3 % 12},{CLASSES[number % 3]},"{" ".join(words)}"')
     folder.mkdir(exist_ok=True)
     (folder / "train.csv").write_text("\n".join(rows))
     (folder / "test.csv").write_text("\n".join(rows[:1] + rows[-40:]))
-    head = 'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\nowner = "person"\ntext = "message"\nmax_tokens = 8\n'
-    lines = lines or 'target = "mood"\nclasses = ["good", "bad"]\n'
+    head = 'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\nowner = "person"\ntext = "text"\nmax_tokens = 8\n'
+    lines = lines or f'target = "sentiment"\nclasses = {json.dumps(CLASSES)}\n'
     (folder / "data.toml").write_text(f'{head}model = "hf:{weights}"\n{lines}')
     return folder

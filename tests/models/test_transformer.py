@@ -95,7 +95,7 @@ def test_what_learns_is_small_and_all_else_is_the_same_wherever_it_is_built(
     one, other = (model_for(settings_of(weights["bert"], lora), tasks["bert"].shape, seed=seed) for seed in (3, 4))
     assert frozen_digest(one) == frozen_digest(other) != ""
     pairs = 4 * (16 * 4)  # query and value of two layers, hidden size 16, rank 4
-    assert sum(value.numel() for value in trainable(one)) == pairs * (2 if lora.kind == "lora" else 1) + 2 * 16 + 2
+    assert sum(value.numel() for value in trainable(one)) == pairs * (2 if lora.kind == "lora" else 1) + 3 * 16 + 3
     assert any("lora_A" in name for name in frozen(one)) == (lora.kind == "ffa")
 
 
@@ -118,7 +118,7 @@ def test_peft_loads_the_adapter_of_a_run_and_rates_as_the_run_did(
     if kind == "pooled":
         base = transformer(settings_of(weights[kind], LoraConfig()), task.shape)
     else:
-        base = AutoModelForSequenceClassification.from_pretrained(weights[kind], num_labels=2, pad_token_id=3)
+        base = AutoModelForSequenceClassification.from_pretrained(weights[kind], num_labels=3, pad_token_id=3)
     adapted = peft.PeftModel.from_pretrained(base, run / "adapter").eval()  # type: ignore[arg-type]
     counted = (task.test.inputs != (3 if kind == "gpt2" else 0)).long()
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_a_language_model_goes_on_with_texts_and_padding_is_no_target(
     task, settings = tasks["language"], settings_of(weights["gpt2"])
     check_fits(settings, task)
     outputs = model_for(settings, task.shape, seed=1)(task.train.inputs[:3])
-    assert outputs.shape == (3, 16, 7)
+    assert outputs.shape == (3, 17, 7)
     following = task.train.targets[task.train.targets != -100]
     assert 0 < len(following) < task.train.targets.numel()
     later = task.train.inputs[:3].clone()
