@@ -5,12 +5,13 @@ None mixes the examples of a batch: every example has a gradient of its own.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -150,7 +151,18 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
             raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
+    _freeze(model, settings.freeze)
     return model
+
+
+def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = fnmatch.filter(named, pattern)
+        if not matched:
+            raise ValueError(f"model.freeze: {pattern} matches no parameter; there are {', '.join(named)}")
+        for name in matched:
+            named[name].requires_grad_(False)
 
 
 def _builder_of(settings: ModelConfig, shape: TaskShape) -> Callable[[], nn.Module]:

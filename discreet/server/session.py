@@ -24,9 +24,9 @@ from discreet.data.tokens import pretrained_folder
 from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.evaluation.private_statistics import normaliser_in, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.models.fixed_part import features_of, split_fixed
 from discreet.models.model_check import check_fits, num_params_of
 from discreet.models.models import flatten_parameters, load_parameters, model_for
-from discreet.models.scattering import features_of, split_fixed
 from discreet.models.transformer import save_adapter
 from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, Query, query_of

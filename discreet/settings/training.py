@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated
 
 from discreet.settings.ranges import (
@@ -15,7 +16,7 @@ from discreet.settings.ranges import (
     list_of,
     one_of,
 )
-from discreet.settings.rules import require, section
+from discreet.settings.rules import require, section, write_json
 
 HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
@@ -39,10 +40,15 @@ class LoraConfig:
 
 @section("model.")
 class ModelConfig:
-    """The model that is trained."""
+    """The model that is trained. `freeze`: patterns of the names of parameters that stay as they are, as fnmatch has
+    them."""
 
     name: Text = "mlp"
+    freeze: list[Text] = field(default_factory=list)
     lora: LoraConfig = LoraConfig()
+
+    def __hash__(self) -> int:
+        return hash(write_json(self))
 
 
 @section("training.")

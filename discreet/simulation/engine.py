@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from discreet.data.examples import Task
 from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.mechanisms.mechanism_table import own_noise
+from discreet.models.fixed_part import features_of, split_fixed
 from discreet.models.models import (
     MISTAKES,
     flatten_parameters,
@@ -23,7 +24,6 @@ from discreet.models.models import (
     to_train,
     trainable,
 )
-from discreet.models.scattering import features_of, split_fixed
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.queries.query import EVALUATION, Query, query_of
 from discreet.server.plan import Plan

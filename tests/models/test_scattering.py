@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from discreet.data.datasets import load_task
+from discreet.models.fixed_part import features_of, split_fixed
 from discreet.models.models import build_model
-from discreet.models.scattering import Scattering, features_of, split_fixed
+from discreet.models.scattering import Scattering
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate

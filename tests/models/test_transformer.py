@@ -68,7 +68,7 @@ def tasks(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def settings_of(path: Path, lora: LoraConfig = ADAPTED[0]) -> ModelConfig:
-    return ModelConfig(f"hf:{path}", lora)
+    return ModelConfig(f"hf:{path}", lora=lora)
 
 
 @pytest.mark.parametrize("lora", [LoraConfig(), *ADAPTED], ids=lambda lora: lora.kind)

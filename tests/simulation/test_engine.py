@@ -12,8 +12,8 @@ from torch.nn import functional
 from benchmarks.own_models import OWN
 from discreet.data.datasets import load_task
 from discreet.mechanisms.sums import PartialReply
+from discreet.models.fixed_part import split_fixed
 from discreet.models.models import MODELS, build_model, flatten_parameters
-from discreet.models.scattering import split_fixed
 from discreet.per_example.objective import cross_entropy
 from discreet.server.plan import plan_of, planned
 from discreet.settings.compose import load_config
