@@ -39,7 +39,7 @@ def write_bert(folder: Path, *, pooled: bool = False) -> Path:
     sizes["initializer_range"] = 0.3  # so that random features tell words apart
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
-        config = BertConfig(vocab_size=size, intermediate_size=32, max_position_embeddings=40, **sizes)
+        config = BertConfig(vocab_size=size, intermediate_size=32, max_position_embeddings=48, **sizes)
         BertModel(config).save_pretrained(folder)
     if pooled:
         (folder / "1_Pooling").mkdir()
@@ -55,7 +55,7 @@ def write_gpt2(folder: Path) -> Path:
     size = write_tokenizer(folder, frame=False)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
-        config = GPT2Config(vocab_size=size, n_positions=40, n_embd=16, n_layer=1, n_head=2, bos_token_id=3)
+        config = GPT2Config(vocab_size=size, n_positions=48, n_embd=16, n_layer=1, n_head=2, bos_token_id=3)
         GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
 
