@@ -71,9 +71,14 @@ def transformer(settings: ModelConfig, shape: TaskShape) -> nn.Module:
     name, lora = settings.name, settings.lora
     if not shape.num_tokens or shape.target.kind not in (CLASSES, SEQUENCES):
         raise ValueError(f"model.name: {name} reads text, and predicts one class of it or each next token")
-    folder, at_each_step = pretrained_folder(name), shape.target.kind == SEQUENCES
-    library, pad = transformers_library(why=name), tokenizer_in(folder).pad_token_id
-    torch.default_generator.manual_seed(_PUBLIC_SEED)  # model_for keeps what the generator was
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_PUBLIC_SEED)
+        return _built(pretrained_folder(name), shape, lora)
+
+
+def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
+    library, pad = transformers_library(why="a pretrained transformer"), tokenizer_in(folder).pad_token_id
+    at_each_step = shape.target.kind == SEQUENCES
     pooling = None if at_each_step else _pooling_of(folder)
     if pooling is not None:
         body = _loaded(library.AutoModel, folder, library)
