@@ -48,8 +48,9 @@ ON_MNIST = {
     "mnist_users_scattering": (["sampling.probability=0.002"], {"user"}),
 }
 ON_TWEETS = {
-    "tweets_one_silo": ["training.batch_size=200"],
-    "tweets_ten_silos_secure": ["training.batch_size=20", "data.num_clients=4"],
+    "tweets_one_silo": (["training.batch_size=200"], {"example"}),
+    "tweets_ten_silos_secure": (["training.batch_size=20", "data.num_clients=4"], {"example"}),
+    "tweets_users": (["data.num_clients=30"], {"user"}),
 }
 ON_HEART = {"heart": {"example"}, "heart_secure": {"example"}}
 # (what makes it small, the number of runs)
@@ -110,8 +111,9 @@ def test_an_experiment_on_tweets_runs_by_one_command(name: str, fetched_texts: P
         lines = (fetched_texts / "tweets" / f"{part}.csv").read_text().splitlines()
         (tmp_path / f"{part}.csv").write_text("\n".join(lines[:301]))
     where = [f"data.path={tmp_path}", f"model.name=hf:{fetched_texts / 'minilm'}", f"output_dir={tmp_path / 'run'}"]
-    run(f"experiment={name}", "rounds=1", *where, *ON_TWEETS[name])
-    check(tmp_path / "run", {"example"})
+    small, guarantees = ON_TWEETS[name]
+    run(f"experiment={name}", "rounds=1", *where, *small)
+    check(tmp_path / "run", guarantees)
 
 
 SPEECH = "Good morrow to you all, and to all a good night."
