@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
 from discreet.server.run_folder import RunFolder
-from examples.text import fetch
+from examples.text import fetch, play
 from tests.command import predict, simulate
 from tests.flower.flower_apps import Nodes
 from tests.test_readme import commands
@@ -23,7 +23,8 @@ from tests.tiny_transformers import write_bert, write_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE, TEXT = ROOT / "docs" / "guide" / "text.md", ROOT / "examples" / "text"
-SMALL = {"data.num_clients=3435": "data.num_clients=12", "[45]": "[01]"}
+LINES = ("Good day.", "Who is there?", "It is I.", "Come in, then.", "Good night.")
+SMALL = {"data.num_clients=299": "data.num_clients=2", "data.num_clients=3435": "data.num_clients=12", "[45]": "[01]"}
 of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # for transformers 6
 
 
@@ -44,9 +45,11 @@ def test_the_guide_shows_the_description_and_the_difference_as_they_are() -> Non
 def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     write_texts(tmp_path / "tweets", write_bert(tmp_path / "minilm", pooled=True))
+    play.write_model(tmp_path / "gpt2")
+    play.write_plays("".join(f"{role}:\n{line}\n\n" for line in LINES for role in ("ANNA", "BEN")), tmp_path / "plays")
     verbs = {"simulate": simulate, "predict": predict}
     lines = [words for words in commands(GUIDE) if words[0] == "discreet"]
-    assert [words[1] for words in lines] == ["simulate", "predict", "simulate"]
+    assert [words[1] for words in lines] == ["simulate", "predict", "simulate", "simulate"]
     for _, verb, *words in lines:
         here = [word.replace("texts/", f"{tmp_path}/") for word in words]
         for shown, small in SMALL.items():
