@@ -20,7 +20,7 @@ from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Sco
 from discreet.data.examples import Examples, Task
 from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.models.dropout import masks_from
-from discreet.models.fixed_part import features_of, split_fixed
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import model_for, to_train, trainable
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of
@@ -70,9 +70,8 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, ro
 
 def model_and_examples(plan: Plan, task: Task, client: int) -> tuple[nn.Module, Examples]:
     """The model before the first round, and a client's examples, behind the part of the model that is fixed."""
-    fixed, model = split_fixed(model_for(plan.model, task.shape, seed=0))
     examples = task.train.subset(torch.from_numpy(client_examples_of(task, plan.run.data).examples(client)))
-    return model, examples if fixed is None else features_of(fixed, examples)
+    return behind_fixed(model_for(plan.model, task.shape, seed=0), examples)
 
 
 def _experiment(plan: Plan, settings: LocalSettings, count: int, seen: Sequence[Scores]) -> Experiment:

@@ -156,6 +156,7 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
 
 
 def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Raises ValueError if a pattern matches no parameter, or if none is left to be trained."""
     named = dict(model.named_parameters())
     for pattern in patterns:
         matched = fnmatch.filter(named, pattern)
@@ -163,6 +164,8 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             raise ValueError(f"model.freeze: {pattern} matches no parameter; there are {', '.join(named)}")
         for name in matched:
             named[name].requires_grad_(False)
+    if patterns and not trainable(model):
+        raise ValueError(f"model.freeze: {', '.join(patterns)} leaves no parameter to train, of {', '.join(named)}")
 
 
 def _builder_of(settings: ModelConfig, shape: TaskShape) -> Callable[[], nn.Module]:
@@ -228,10 +231,13 @@ def frozen_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def to_train(model: nn.Module) -> None:
-    """Training mode, in place. Layers whose statistics are frozen stay in evaluation mode, which keeps them."""
+    """Training mode, in place. Layers whose parameters are all frozen stay in evaluation mode: they keep their
+    statistics, and dropout in them is off."""
     model.train()
-    for layer in frozen_norms(model):
-        layer.eval()
+    for layer in model.modules():
+        values = list(layer.parameters())
+        if values and not any(value.requires_grad for value in values):
+            layer.eval()
 
 
 def flatten_parameters(model: nn.Module) -> Tensor:

@@ -11,6 +11,7 @@ from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.local_noise import release_update
 from discreet.mechanisms.mechanism_table import masked_mechanism, own_noise, server_mechanism
 from discreet.mechanisms.sums import clipped
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
@@ -85,7 +86,8 @@ class Client:
         if not request.work.trains:
             return Values(torch.zeros(0), answer=answer), admitted
         made, settings = admitted.step or local_update, admitted.training
-        update = made(self.model, params, self.examples, settings=settings, source=self.source)
+        model, examples = behind_fixed(self.model, self.examples)
+        update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
         mechanism = server_mechanism(request.run)
@@ -116,8 +118,9 @@ class Client:
         if self.held_out is None or self.shape is None:
             raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
         query = query_of(name, run, self.shape)
-        load_parameters(self.model, params)
-        answer = query.answer(outputs_of(self.model, self.held_out.inputs), self.held_out.targets)
+        model, held_out = behind_fixed(self.model, self.held_out)
+        load_parameters(model, params)
+        answer = query.answer(outputs_of(model, held_out.inputs), held_out.targets)
         noise = own_noise(run, query.l1_norm)
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)

@@ -24,7 +24,7 @@ from discreet.data.tokens import pretrained_folder
 from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.evaluation.private_statistics import normaliser_in, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
-from discreet.models.fixed_part import features_of, split_fixed
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.model_check import check_fits, num_params_of
 from discreet.models.models import flatten_parameters, load_parameters, model_for
 from discreet.models.transformer import save_adapter
@@ -81,8 +81,7 @@ class Session:
         if run.evaluation.kind != "public":
             nothing = unrated(query.names() if query else ())
             return lambda _: nothing
-        fixed, model = split_fixed(self.model)
-        test = self.task.test if fixed is None else features_of(fixed, self.task.test)
+        model, test = behind_fixed(self.model, self.task.test)
         loss, target = loss_of(run.task), self.task.shape.target
 
         def scores(after: State) -> EvaluationResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from discreet.data.examples import Task
 from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.mechanisms.mechanism_table import own_noise
-from discreet.models.fixed_part import features_of, split_fixed
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import (
     MISTAKES,
     flatten_parameters,
@@ -41,8 +40,6 @@ from discreet.simulation.client_examples import (
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
-
-logger = logging.getLogger("discreet")
 
 # What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
 # far more to be kept busy). Measured: benchmarks/cohort_speed.py.
@@ -126,10 +123,8 @@ def engine_of(plan: Plan, task: Task, *, client_examples: ClientExamples | None 
     """
     run, device = plan.run, torch.device(plan.device)
     model = model_for(plan.model, task.shape, seed=0).to(device)
-    fixed, learned = split_fixed(model)
-    if fixed is not None:
-        logger.info("the fixed features of %d examples are computed once", len(task.train))
-    data = shared_examples(task.train if fixed is None else features_of(fixed, task.train), device)
+    learned, examples_read = behind_fixed(model, task.train)
+    data = shared_examples(examples_read, device)
     if client_examples is None:
         client_examples = client_examples_of(task, run.data)
     rates = None

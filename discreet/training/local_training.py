@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from discreet.accounting.events import poisson_round_event
 from discreet.data.examples import Examples
 from discreet.models.dropout import masks_from
-from discreet.models.fixed_part import features_of, split_fixed
 from discreet.models.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
 from discreet.per_example.objective import Loss
 from discreet.per_example.per_example import clipped_gradient_sum
@@ -294,9 +293,6 @@ def local_update(
     start = params.to(torch.float32)
     if steps_of(len(examples), settings) == 0:
         return torch.zeros_like(start)
-    fixed, model = split_fixed(model)
-    if fixed is not None:
-        examples = features_of(fixed, examples)
     load_parameters(model, start)
     to_train(model)
     client = OneClient(model, examples, settings, source)
