@@ -17,7 +17,7 @@ from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import same_chance
 
-COUNT, HEAD, LAST = 9, 3 * 16 + 3, 2256  # parameters of BERT's head, and of one of its blocks
+COUNT = 9
 DRAWS = torch.Generator().manual_seed(50923)
 IMAGES, TOKENS = torch.rand(COUNT, 1, 8, 8, generator=DRAWS), torch.randint(20, (COUNT, 8), generator=DRAWS)
 TOKENS[:4, 5:] = 0  # padding
@@ -46,6 +46,7 @@ class Resnet(nn.Module):
 
 def bert() -> nn.Module:
     sizes: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 16}
+    sizes["classifier_dropout"] = 0.0  # a branch on the mask splits the batch of the whole: masks fall to others
     config = BertConfig(vocab_size=20, hidden_size=16, intermediate_size=32, num_labels=3, **sizes)
     return Reader(BertForSequenceClassification(config), 0, at_each_step=False)
 
@@ -57,8 +58,7 @@ def sequence() -> nn.Module:
 # A model, what of it learns, its inputs, and the size of a row that is recorded.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Tensor, int]] = {
     "sequence": (sequence, ("5",), IMAGES, 8),
-    "resnet": (Resnet, ("fc",), IMAGES, 4 * 6 * 6),
-    "norm": (Resnet, ("second.norm", "fc"), IMAGES, 2 * 4 * 6 * 6),
+    "resnet": (Resnet, ("fc",), IMAGES, 4 * 6 * 6 + 4),
     "head": (bert, ("body.classifier",), TOKENS, 8 + 16),
     "last block": (bert, ("body.bert.encoder.layer.2", "body.bert.pooler", "body.classifier"), TOKENS, 8 + 8 * 16),
 }
@@ -74,7 +74,7 @@ def built(name: str) -> tuple[nn.Module, Tensor]:
     return model, inputs
 
 
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"norm"}))
+@pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_rest_has_the_outputs_and_the_clipped_gradients_of_the_whole(name: str) -> None:
     model, inputs = built(name)
     part, rest = cut(model, inputs)
@@ -87,7 +87,7 @@ def test_the_rest_has_the_outputs_and_the_clipped_gradients_of_the_whole(name: s
             assert list(map(id, trainable(learner))) == list(map(id, trainable(model)))
             total, _ = clipped_gradient_sum(learner, given, targets=TARGETS, clip_norm=0.1, loss=cross_entropy)
             sums.append(trainable_part(learner, total))
-    assert sums[0].norm() > 0.1
+    assert sums[0].norm() > 0.01
     torch.testing.assert_close(*sums, rtol=0, atol=1e-6)
 
 
@@ -158,6 +158,6 @@ def test_whole_numbers_that_no_float_holds_are_an_error() -> None:
     model, inputs = built("head")
     part, _ = cut(model, inputs)
     part.columns[0] = part.columns[0]._replace(is_read=True)
-    part.recorded = lambda given: [torch.zeros(len(given), *each.shape) for each in part.columns[1:]]  # type: ignore
+    part.recorded = lambda given: [torch.zeros(len(given), *each.shape) for each in part.columns[1:]]  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="too large"):
         part(inputs + 2**24 + 1)
