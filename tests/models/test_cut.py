@@ -59,7 +59,7 @@ def sequence() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Tensor, int]] = {
     "sequence": (sequence, ("5",), IMAGES, 8),
     "resnet": (Resnet, ("fc",), IMAGES, 4 * 6 * 6 + 4),
-    "head": (bert, ("body.classifier",), TOKENS, 8 + 16),
+    "head": (bert, ("body.classifier",), TOKENS, 8 + 2 * 16),
     "last block": (bert, ("body.bert.encoder.layer.2", "body.bert.pooler", "body.classifier"), TOKENS, 8 + 8 * 16),
 }
 

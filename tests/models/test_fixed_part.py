@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.data.examples import Examples
 from discreet.models import fixed_part
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
@@ -62,3 +63,25 @@ def test_patterns_that_freeze_nothing_or_everything_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         learned([*words, f"model.freeze={patterns}"], tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", ["memory", "file", "node"])
+def test_features_are_computed_once_and_their_files_are_private_or_without_a_name(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_part, "_held", {})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if place == "file":
+        monkeypatch.setattr(fixed_part, "MEMORY", 8)
+    if place == "node":
+        monkeypatch.setenv("DISCREET_FEATURES", str(tmp_path))
+    layer, inputs = torch.nn.Linear(2, 3).requires_grad_(False), torch.rand(5, 2)
+    examples = Examples(inputs, torch.zeros(5, dtype=torch.int64))
+    assert torch.equal(fixed_part.features_of(layer, examples, batch_size=5).inputs, layer(inputs))
+    assert [path.suffix for path in tmp_path.iterdir()] == ([".npy"] if place == "node" else [])
+    if place == "node":  # in the process of the next message
+        fixed_part._held.clear()
+    monkeypatch.setattr(layer, "forward", None)
+    assert torch.equal(
+        fixed_part.features_of(layer, examples).inputs, torch.nn.functional.linear(inputs, *layer.parameters())
+    )
