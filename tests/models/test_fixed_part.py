@@ -85,3 +85,24 @@ def test_features_are_computed_once_and_their_files_are_private_or_without_a_nam
     assert torch.equal(
         fixed_part.features_of(layer, examples).inputs, torch.nn.functional.linear(inputs, *layer.parameters())
     )
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_run_of_a_transformers_last_block_is_that_of_the_whole_model(
+    level: str, engine: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, found, split = write_bert(tmp_path / "body"), list[str](), fixed_part.split_fixed
+
+    def seen(model: torch.nn.Module, inputs: Tensor) -> tuple[torch.nn.Module | None, torch.nn.Module]:
+        parts = split(model, inputs)
+        found.append(type(parts[1]).__name__)
+        return parts
+
+    words = [*words, *LEVELS[level], f"engine={engine}", f"model.name=hf:{body}"]
+    words += ["model.freeze=['*.embeddings.*','*.layer.0.*']"]
+    monkeypatch.setattr(fixed_part, "split_fixed", seen)
+    one = learned(words, tmp_path / "split")
+    assert set(found) == {"Rest"}
+    monkeypatch.setattr(fixed_part, "split_fixed", lambda model, _: (None, model))
+    torch.testing.assert_close(one, learned(words, tmp_path / "whole"), rtol=0, atol=1e-6)
