@@ -1,8 +1,8 @@
 """The part of a model that never changes and comes first: its features are computed once, and the rest learns.
 
 Features are as private as the examples, and stay where these are: in memory, or in a file without a name if they are
-many, which is gone with the process. At a node, where each message has a process of its own, they are files in the
-folder that its SuperNode makes for them and erases when it ends (`FEATURES`).
+many, which is gone with the process. At a node, where each message has a process of its own, they are files in a
+folder that its SuperNode makes for them, and erases when it ends (`FEATURES`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from discreet.data.examples import Examples
 from discreet.models.cut import cut
 from discreet.models.models import MISTAKES, frozen_digest, to_train
 from discreet.models.scattering import Scattering
+from discreet.settings.places import FEATURES
 
 logger = logging.getLogger("discreet.client")
 
-FEATURES = "DISCREET_FEATURES"  # the environment's name for a folder of features that outlive a process
 MEMORY = 2**30  # bytes of features that are held in memory; more stand in a file
 _EVERY = 10.0  # seconds from one line about the progress to the next
 
