@@ -64,7 +64,7 @@ def scale(model: str, task: Task, population: int, cohort: int) -> Row:
 
 def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
-    model = build_model(plan.run.model, task.shape.input_shape, task.shape.num_classes, seed=SEED)
+    model = build_model(plan.run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     state = initial_state(flatten_parameters(model), clip_norm=plan.first_clip_norm)
     engine = engine_of(plan, task, dealt=held)
     with BatchedTransport(plan, engine, accounts=None) as exchange:

@@ -113,7 +113,7 @@ def _transport(name: str, examples: int, workers: MakesWorkers | None) -> Batche
 def _turn(transport: BatchedTransport) -> list[float]:
     """The seconds of each round of a turn."""
     plan, engine, times = transport.plan, transport.engine, []
-    model = build_model(plan.run.model, (1, 28, 28), 10, seed=SEED)
+    model = build_model(plan.run.model.name, (1, 28, 28), 10, seed=SEED)
     start, release, turn = flatten_parameters(model), round_settings(plan).release, time.perf_counter()
     while (started := time.perf_counter()) < turn + TURN_SECONDS:
         total = release.empty(engine.model.layout.size, CLIP_NORM)

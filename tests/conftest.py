@@ -40,6 +40,15 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def fetched_texts() -> Path:
+    """The folder with MiniLM and graded tweets, which the project does not ship; skips where it is missing."""
+    folder = Path(os.environ.get("DISCREET_TEST_TEXTS", "~/.cache/discreet")).expanduser()
+    if not ((folder / "minilm").is_dir() and (folder / "tweets").is_dir()):
+        pytest.skip(f"needs minilm and tweets in {folder}: python examples/text/fetch.py fetches them")
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def _the_same_first_weights() -> None:
     """Layers that a test makes start alike, whichever tests ran before it."""

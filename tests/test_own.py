@@ -145,7 +145,7 @@ REFUSED = {
     "tests.test_own:centred": "mixes the examples of a batch",
     "tests.test_own:observed": "the model's forward changes 1.largest: ",
     "tests.test_own:jitter": "draws random numbers by itself",
-    "mpl": "no model 'mpl'; known are logistic_regression, .*, or package.module:function",
+    "mpl": "no model 'mpl'; known are logistic_regression, .*, package.module:function, or hf:FOLDER",
 }
 
 

@@ -21,12 +21,11 @@ from discreet.data.examples import Examples, Task
 from discreet.data.partition import client_examples_of
 from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.models.dropout import masks_from
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import model_for, to_train, trainable
-from discreet.models.scattering import features_of, split_fixed
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of
 from discreet.server.plan import Plan
-from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.rules import ConfigError
 from discreet.training.local_training import (
@@ -57,7 +56,7 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, ro
     """
     if not plan.noised(EXAMPLE):
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
-    model, examples = model_and_examples(plan.run, task, client)
+    model, examples = model_and_examples(plan, task, client)
     if not 1 <= canaries <= len(examples):
         raise ConfigError(f"client {client} has room for 1 .. {len(examples)} canaries (got {canaries})")
     settings, source = local_settings(plan.run, len(examples)), source_of(plan.seed).child("audit")
@@ -69,11 +68,10 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, ro
     return _experiment(plan, settings, len(examples), seen)
 
 
-def model_and_examples(run: ClientSettings, task: Task, client: int) -> tuple[nn.Module, Examples]:
+def model_and_examples(plan: Plan, task: Task, client: int) -> tuple[nn.Module, Examples]:
     """The model before the first round, and a client's examples, behind the part of the model that is fixed."""
-    fixed, model = split_fixed(model_for(run.model, task.shape, seed=0))
-    examples = task.train.subset(torch.from_numpy(client_examples_of(task, run.data).examples(client)))
-    return model, examples if fixed is None else features_of(fixed, examples)
+    examples = task.train.subset(torch.from_numpy(client_examples_of(task, plan.run.data).examples(client)))
+    return behind_fixed(model_for(plan.model, task.shape, seed=0), examples)
 
 
 def _experiment(plan: Plan, settings: LocalSettings, count: int, seen: Sequence[Scores]) -> Experiment:

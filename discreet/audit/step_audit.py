@@ -65,7 +65,7 @@ def step_parts(plan: Plan, task: Task, client: int) -> tuple[TrainRequest, Tenso
     Raises:
       ConfigError: the client has no example, or more than it may have.
     """
-    model, examples = model_and_examples(plan.run, task, client)
+    model, examples = model_and_examples(plan, task, client)
     if len(examples) == 0:
         raise ConfigError(f"client {client} has no example that could be a canary")
     request, params = TrainRequest(1, math.inf, plan.run), flatten_parameters(model)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.per_example.objective import PADDING
+from discreet.settings.training import HF
 
 DESCRIPTION = "data.toml"
 Bound = float | tuple[float, ...]
@@ -24,7 +25,7 @@ class DataDescription(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    format: Literal["csv", "parquet", "npz", "idx"]
+    format: Literal["csv", "parquet", "jsonl", "npz", "idx"]
     file: str
     target: str | None = None
     targets: tuple[str, ...] = ()
@@ -43,6 +44,8 @@ class DataDescription(BaseModel):
     model: str | None = None
     mechanism: str | None = None
     tokens: AtLeastTwo | None = None
+    text: str | None = None
+    max_tokens: AtLeastTwo | None = None
     padding: int | str | None = None
     next_token: bool = False
 
@@ -61,8 +64,13 @@ class DataDescription(BaseModel):
         fine = self.padding is None or (isinstance(self.padding, kind) and self.padding not in self.classes)
         yield fine, f"padding must be {rule} (got {self.padding!r})"
         others = (self.target, self.targets, self.classes, self.num_classes, self.target_low, self.test_target)
-        alone = not self.next_token or (self.tokens is not None and not any(others))
-        yield alone, "next_token needs tokens, and goes without a target, classes and a range"
+        alone = not self.next_token or (bool(self.tokens or self.text) and not any(others))
+        yield alone, "next_token needs tokens or text, and goes without a target, classes and a range"
+        yield (self.text is None) == (self.max_tokens is None), "text and max_tokens must be given together"
+        if self.text is not None:
+            given = {self.inputs, self.low, self.tokens, self.padding, self.shape} != {None}
+            yield not given and self.format not in ("npz", "idx"), "text is a column, and the only input"
+            yield (self.model or "").startswith(HF), f'text needs model = "{HF}FOLDER", whose tokenizer reads it'
         one = (self.target is None) != (not self.targets)
         yield self.next_token or one, "target or targets must be given, and not both"
         yield not (self.num_classes and self.classes), "num_classes and classes are both given: give one"
@@ -78,7 +86,7 @@ class DataDescription(BaseModel):
     @property
     def class_count(self) -> int:
         """The number of classes; 0 if it does not say."""
-        return self.num_classes or len(self.classes) or (self.tokens or 0 if self.next_token else 0)
+        return self.num_classes or len(self.classes)
 
     @property
     def mark(self) -> int:
@@ -117,8 +125,8 @@ def _for_each(bound: Bound, count: int) -> tuple[float, ...]:
 
 
 def read_description(folder: Path) -> DataDescription:
-    """`data.toml` of a folder. Raises FolderError: it is missing, is not TOML, or has a key that is unknown, missing,
-    or of the wrong kind.
+    """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path. Raises FolderError:
+    it is missing, is not TOML, or has a key that is unknown, missing, or of the wrong kind.
     """
     path = folder / DESCRIPTION
     try:
@@ -128,6 +136,8 @@ def read_description(folder: Path) -> DataDescription:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FolderError(f"{path} is not TOML: {error}") from error
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    if str(settings.get("model", "")).startswith(HF):
+        settings["model"] = f"{HF}{(folder / Path(settings['model'].removeprefix(HF)).expanduser()).resolve()}"
     try:
         return DataDescription.model_validate(settings)
     except ValidationError as error:

@@ -1,6 +1,6 @@
 """Data of one's own: a folder with tables and a small description, `data.toml`, that says what is where.
 
-    format = "csv"                  # csv, parquet, npz, idx
+    format = "csv"                  # csv, parquet, jsonl, npz, idx
     file = "train.csv"              # for idx: the file of the inputs
     target = "label"                # the column or array of what is predicted; for idx: the file of the labels
     inputs = ["p0", "p1"]           # columns in their order, or the name of an array; left out: all others, or "inputs"
@@ -30,6 +30,13 @@ and for sequences, a class for each position of an input:
     next_token = true               # in place of target: each position's target is the next token of the inputs, which
                                     # are one longer than the sequences; a token that is `padding` is no target
 
+and for text, read by the tokenizer of a pretrained transformer:
+
+    text = "message"                # the column of the texts, in place of inputs (csv, parquet, jsonl)
+    max_tokens = 64                 # of a row: longer texts are cut there, shorter ones padded
+    model = "hf:../minilm"          # its folder, beside this one or absolute; at a node the one whose weights it trains
+    next_token = true               # in place of target, for a language model: padding is no target
+
 A range, a number of classes or tokens, or the length of sequences is a constant that is known without looking at the
 data: a minimum, a mean or a count of what occurs would be a release without an account.
 """
@@ -42,6 +49,7 @@ import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +60,7 @@ from discreet.data.description import DESCRIPTION, DataDescription, read_descrip
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
+from discreet.data.tokens import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
 from discreet.settings.extras import require
 
@@ -112,13 +121,13 @@ def _load(
 def read_file(
     path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
-    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet or .npz, its targets if it has them, and the
-    cells of a column that tells the rows apart. The description says which columns or arrays they are, and their
+    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet, .jsonl or .npz, its targets if it has them, and
+    the cells of a column that tells the rows apart. The description says which columns or arrays they are, and their
     range.
     """
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("csv", "parquet", "npz"):
-        raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet or .npz")
+    if kind not in ("csv", "parquet", "jsonl", "npz"):
+        raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet, .jsonl or .npz")
     with lines_of(path, kind):
         description = description.model_copy(update={"format": kind, "file": path.name, "owner": id_column})
         inputs, targets, ids = _read(path.parent, description)
@@ -129,14 +138,17 @@ def read_file(
 
 
 def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets: Array) -> TaskShape:
-    num_classes, target = description.class_count, description.predicted(targets)
+    tokens = description.tokens or 0
+    if description.text is not None:
+        tokens = num_tokens_in(_weights_of(description))
+    num_classes, target = description.class_count or tokens * description.next_token, description.predicted(targets)
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         raise FolderError(
             f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public. If the target is "
             "a number, it must give target_low and target_high, its public range"
         )
     input_shape = description.shape or tuple(inputs.shape[1:])
-    return TaskShape(input_shape, num_classes, SCALE, description.tokens or 0, target)
+    return TaskShape(input_shape, num_classes, SCALE, tokens, target)
 
 
 def _targets_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
@@ -192,11 +204,20 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     for name in (*names, owner):
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no {kind} {name}")
-    inputs = stack_columns(found, names) if kind == "column" else found[names[0]]
+    counted: Array | bool = True
+    if description.text is not None and description.max_tokens is not None:
+        inputs, counted = tokens_of(found[description.text], _weights_of(description), length=description.max_tokens)
+    else:
+        inputs = stack_columns(found, names) if kind == "column" else found[names[0]]
     targets = _given_targets(found, description, names)
     if description.next_token:
-        inputs, targets = inputs[:, :-1], np.asarray(inputs[:, 1:])
+        following = inputs if counted is True else np.where(counted, inputs, PADDING)
+        inputs, targets = inputs[:, :-1], np.asarray(following[:, 1:])
     return inputs, targets, None if owner is None else np.asarray(found[owner])
+
+
+def _weights_of(description: DataDescription) -> Path:
+    return pretrained_folder(description.model or "", setting=f"model in {DESCRIPTION}")
 
 
 def _given_targets(found: Mapping[str, Any], description: DataDescription, inputs: Sequence[str]) -> Array | None:
@@ -218,15 +239,21 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
-    """The columns (csv, parquet; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
+    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
     require("pyarrow", extra="simulation", why=path.name)
-    from pyarrow import csv, parquet  # type: ignore[import-untyped]
+    from pyarrow import csv, json, parquet  # type: ignore[import-untyped]
 
+    lines = csv.ParseOptions(newlines_in_values=True)
+    readers = {
+        "csv": partial(csv.read_csv, parse_options=lines),
+        "parquet": parquet.read_table,
+        "jsonl": json.read_json,
+    }
     try:
         if form == "npz":
             with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        table = parquet.read_table(path) if form == "parquet" else csv.read_csv(path)
+        table = readers[form](path)
         names = list(table.column_names)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise FolderError(_unreadable(path, " ".join(str(error).split()))) from None
@@ -273,6 +300,8 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
         if isinstance(description.inputs, tuple):
             raise FolderError("inputs must be the name of one array in an npz file")
         return (description.inputs or "inputs",)
+    if description.text is not None:
+        return (description.text,)
     if description.inputs is None:
         return tuple(name for name in found if name not in (*description.target_names, description.owner))
     return (description.inputs,) if isinstance(description.inputs, str) else description.inputs
@@ -280,7 +309,7 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
 
 def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
-    if description.inputs is not None or description.format not in ("csv", "parquet"):
+    if description.inputs is not None or description.format in ("npz", "idx"):
         return description
     found = open_table(_file(folder, description.file), description.format)
     return description.model_copy(update={"inputs": _input_names(found, description)})

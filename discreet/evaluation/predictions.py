@@ -24,8 +24,8 @@ from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import class_indicators, label_indicators, number_scores
 from discreet.server.run_folder import RunFolder, csv_text, replace_file, write_json
-from discreet.settings.rules import ConfigError
-from discreet.settings.training import FLOWER_APP
+from discreet.settings.rules import ConfigError, read_json
+from discreet.settings.training import FLOWER_APP, ModelConfig
 
 MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
 BATCH = 1024
@@ -76,7 +76,9 @@ def load_model(run: Path) -> SavedModel:
         if facts["model"] == FLOWER_APP:
             raise ConfigError("it holds the arrays of another Flower app, whose own code predicts with them")
         shape = _shape_of(facts)
-        model = model_for(facts["model"], shape, seed=0)
+        named = ModelConfig(facts["model"])
+        told = facts.get("model_settings")  # not of a run of before there were any
+        model = model_for(read_json(ModelConfig, told) if told else named, shape, seed=0)
         known = dict(model.named_parameters())  # without copies of tied ones, which are saved once
         if known.keys() != tensors.keys():
             raise ConfigError(f"{path} does not fit the model {facts['model']}")

@@ -55,7 +55,7 @@ class CentralGaussian(ServerMechanism):
     deciding: ClassVar[tuple[str, ...]] = SETTINGS
 
     def statement(self, *, account: bool = False) -> Statement:
-        user, cohort, foreign = self.run.user, round(expected_cohort(self.run)), self.run.model == FLOWER_APP
+        user, cohort, foreign = self.run.user, round(expected_cohort(self.run)), self.run.model.name == FLOWER_APP
         drawn, accounting = {
             "poisson": (
                 f"Poisson cohorts, q = {user.probability:g}",
@@ -240,11 +240,11 @@ class UserPrivacy(ServerRelease):
 def unit(run: ClientSettings) -> str:
     """The unit that is protected. Of another app only its nodes are known: whether one is a person, a device or a
     hospital is the app's to say."""
-    return "everything that one node holds" if run.model == FLOWER_APP else "all data of one client"
+    return "everything that one node holds" if run.model.name == FLOWER_APP else "all data of one client"
 
 
 def who(run: ClientSettings) -> str:
-    return "node" if run.model == FLOWER_APP else "client"
+    return "node" if run.model.name == FLOWER_APP else "client"
 
 
 def clip_kind(run: ClientSettings) -> str:

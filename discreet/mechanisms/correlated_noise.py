@@ -51,7 +51,7 @@ class CorrelatedNoise(ServerMechanism):
     )
 
     def statement(self, *, account: bool = False) -> Statement:
-        groups, foreign = self.turns.groups, self.run.model == FLOWER_APP
+        groups, foreign = self.turns.groups, self.run.model.name == FLOWER_APP
         turns = f"{groups} public groups in turn, one a round" if groups > 1 else "everybody in every round"
         asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
         return Statement(

@@ -12,6 +12,7 @@ from discreet.models.dropout import dropout_layers
 from discreet.models.models import MISTAKES, MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
 from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.trial import two_passes, writes
+from discreet.settings.training import ModelConfig
 
 _TRIAL_SEED, _OTHER_SEED = 7, 24359
 _TRIAL_EXAMPLES = 3
@@ -47,8 +48,8 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
 
 
-def check_fits(name: str, task: Task) -> None:
-    """Raises ValueError, naming the model and the data set, if model `name` cannot learn the task.
+def check_fits(settings: ModelConfig, task: Task) -> None:
+    """Raises ValueError, naming the model and the data set, if the model of `settings` cannot learn the task.
 
     It is tried on three examples of the public test set, or on zeros if there is none. Text models read token ids and
     the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another shape,
@@ -56,22 +57,23 @@ def check_fits(name: str, task: Task) -> None:
     that draws random numbers outside dropout layers of torch.nn. So are frozen parameters that are not the same
     whenever the model is built: they are not sent, and server and clients each build the model.
     """
+    name = settings.name
     reads_text, is_text = name in TEXT_MODELS, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
         words = {True: "text", False: "numbers"}
         raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
     try:
-        model = model_for(name, task.shape, seed=_TRIAL_SEED)
+        model = model_for(settings, task.shape, seed=_TRIAL_SEED)
         check_model(model)
-        _check_frozen(name, model, model_for(name, task.shape, seed=_OTHER_SEED))
+        _check_frozen(name, model, model_for(settings, task.shape, seed=_OTHER_SEED))
         _try_model(name, model, task)
     except ValueError as error:
         raise ValueError(f"{error} (data.name: {task.name})") from error
 
 
-def num_params_of(name: str, task: Task) -> int:
-    """The number of parameters of model `name` that are trained for a task."""
-    return sum(parameter.numel() for parameter in trainable(model_for(name, task.shape, seed=_TRIAL_SEED)))
+def num_params_of(settings: ModelConfig, task: Task) -> int:
+    """The number of parameters of a model that are trained for a task."""
+    return sum(parameter.numel() for parameter in trainable(model_for(settings, task.shape, seed=_TRIAL_SEED)))
 
 
 def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:

@@ -5,12 +5,13 @@ None mixes the examples of a batch: every example has a gradient of its own.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from discreet.data.examples import TaskShape
 from discreet.models.scattering import Scattering
+from discreet.models.transformer import transformer
 from discreet.per_example.recurrent import ClassesSecond, LastStep, LSTMLayer
+from discreet.settings.training import HF, ModelConfig
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -118,33 +121,56 @@ OWN = ":"  # in the name of a model of one's own, `package.module:function`
 
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
     """`model_for` classes, and `lstm` with as many tokens."""
-    return model_for(name, TaskShape(tuple(input_shape), num_classes), seed=seed)
+    return model_for(ModelConfig(name), TaskShape(tuple(input_shape), num_classes), seed=seed)
 
 
-def model_for(name: str, shape: TaskShape, *, seed: int) -> nn.Module:
-    """The model `name` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU: logits of classes or labels,
-    or numbers; for sequences it gives (n, num_classes, length).
+def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Module:
+    """The model of `settings` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU: logits of classes or
+    labels, or numbers; for sequences it gives (n, num_classes, length).
 
-    `name` is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
-    number of outputs to a module. The same `seed` gives the same initial parameters; the global random generator is
-    left as it was. Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
+    Its name is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
+    number of outputs to a module; or `hf:FOLDER`, a pretrained transformer. The same `seed` gives the same initial
+    parameters; the global random generator is left as it was. Raises ValueError for an unknown name, or if the model
+    cannot take the input shape, naming both.
     """
-    builder = MODELS.get(name) or own_builder(name)
-    if name in TEXT_MODELS:
-        builder = partial(TEXT_MODELS[name], num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
-    arguments = (shape.input_shape, shape.num_outputs)
+    name, build = settings.name, _builder_of(settings, shape)
     with torch.random.fork_rng(devices=[]):
         # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
         torch.default_generator.manual_seed(seed)
         try:
-            model = builder(*arguments)
+            model = build()
         except MISTAKES as error:
-            if name in MODELS and isinstance(error, ValueError):
+            if (name in MODELS or name.startswith(HF)) and isinstance(error, ValueError):
                 raise
+            arguments = (shape.input_shape, shape.num_outputs)
             raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
+    _freeze(model, settings.freeze)
     return model
+
+
+def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Raises ValueError if a pattern matches no parameter, or if none is left to be trained."""
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = fnmatch.filter(named, pattern)
+        if not matched:
+            raise ValueError(f"model.freeze: {pattern} matches no parameter; there are {', '.join(named)}")
+        for name in matched:
+            named[name].requires_grad_(False)
+    if patterns and not trainable(model):
+        raise ValueError(f"model.freeze: {', '.join(patterns)} leaves no parameter to train, of {', '.join(named)}")
+
+
+def _builder_of(settings: ModelConfig, shape: TaskShape) -> Callable[[], nn.Module]:
+    name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
+    if name.startswith(HF):
+        return partial(transformer, settings, shape)
+    if name in TEXT_MODELS:
+        at_each_step = shape.target.length > 0
+        return partial(TEXT_MODELS[name], *arguments, num_tokens=shape.num_tokens, at_each_step=at_each_step)
+    return partial(MODELS.get(name) or own_builder(name), *arguments)
 
 
 def own_builder(name: str, *, setting: str = "model.name") -> Builder:
@@ -155,7 +181,7 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
         known = module.removesuffix(".py").strip("./").replace("/", ".")
         raise ValueError(f"{setting} must name a module as Python imports it, such as {known}:{function} (got {name})")
     if not mark:
-        known = f"{', '.join(MODELS)}, or package.module:function"
+        known = f"{', '.join(MODELS)}, package.module:function, or {HF}FOLDER"
         raise ValueError(f"{setting}: no model {name!r}; known are {known}")
     here = str(Path.cwd())  # not on the path of every process that builds a model: Flower starts its own commands
     if here not in sys.path:
@@ -200,10 +226,13 @@ def frozen_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def to_train(model: nn.Module) -> None:
-    """Training mode, in place. Layers whose statistics are frozen stay in evaluation mode, which keeps them."""
+    """Training mode, in place. Layers whose parameters are all frozen stay in evaluation mode: they keep their
+    statistics, and dropout in them is off."""
     model.train()
-    for layer in frozen_norms(model):
-        layer.eval()
+    for layer in model.modules():
+        values = list(layer.parameters())
+        if values and not any(value.requires_grad for value in values):
+            layer.eval()
 
 
 def flatten_parameters(model: nn.Module) -> Tensor:

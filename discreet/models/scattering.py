@@ -12,14 +12,10 @@ computed once.
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from discreet.data.examples import Examples
-from discreet.per_example.perceptron import unchanged
 
 DIRECTIONS = 8
 AVERAGED = 4  # pixels, along either side
@@ -119,24 +115,3 @@ def _averaged(planes: Tensor, blur: Tensor, *, stride: int) -> Tensor:
 def _padded(planes: Tensor, filters: Tensor) -> Tensor:
     side = filters.shape[-1] // 2
     return functional.pad(planes, (side, side, side, side), mode="reflect")
-
-
-def split_fixed(model: nn.Module) -> tuple[Scattering | None, nn.Module]:
-    """The fixed transform that a model begins with (None if there is none), and the part that learns."""
-    plain = type(model) is nn.Sequential and len(model) > 1 and unchanged(model) and unchanged(model[0])
-    if plain and isinstance(model[0], Scattering):  # type: ignore[index]
-        return model[0], model[1:]  # type: ignore[index]
-    return None, model
-
-
-_features: WeakKeyDictionary[Examples, Examples] = WeakKeyDictionary()  # as long as the examples are: sweeps share them
-
-
-@torch.no_grad()
-def features_of(fixed: Scattering, examples: Examples, *, batch_size: int = 500) -> Examples:
-    """The examples as the learning part of a model reads them, (n, out_features), on the device of `fixed`."""
-    device, known = fixed.fine.device, _features.get(examples)
-    if known is None or known.inputs.device != device:
-        parts = [fixed(inputs.to(device)) for inputs in torch.split(examples.inputs, batch_size)]
-        known = _features[examples] = Examples(torch.cat(parts), examples.targets.to(device))
-    return known

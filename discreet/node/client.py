@@ -11,6 +11,7 @@ from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.local_noise import release_update
 from discreet.mechanisms.mechanism_table import masked_mechanism, own_noise, server_mechanism
 from discreet.mechanisms.sums import clipped
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
@@ -85,7 +86,8 @@ class Client:
         if not request.work.trains:
             return Values(torch.zeros(0), answer=answer), admitted
         made, settings = admitted.step or local_update, admitted.training
-        update = made(self.model, params, self.examples, settings=settings, source=self.source)
+        model, examples = behind_fixed(self.model, self.examples)
+        update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
         mechanism = server_mechanism(request.run)
@@ -96,11 +98,11 @@ class Client:
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))
         if params.shape != (size,):
-            name, given = request.run.model, params.numel()
+            name, given = request.run.model.name, params.numel()
             raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
-                f"the frozen values of the model {request.run.model} are not the server's: both must load the same"
+                f"the frozen values of the model {request.run.model.name} are not the server's: both must load the same"
             )
 
     def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:
@@ -116,8 +118,9 @@ class Client:
         if self.held_out is None or self.shape is None:
             raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
         query = query_of(name, run, self.shape)
-        load_parameters(self.model, params)
-        answer = query.answer(outputs_of(self.model, self.held_out.inputs), self.held_out.targets)
+        model, held_out = behind_fixed(self.model, self.held_out)
+        load_parameters(model, params)
+        answer = query.answer(outputs_of(model, held_out.inputs), held_out.targets)
         noise = own_noise(run, query.l1_norm)
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from discreet.protocol.simulation_ticket import is_simulations
 from discreet.queries.query import OF_DATA
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig
+from discreet.settings.training import HF, ModelConfig
 
 logger = logging.getLogger("discreet.client")
 
@@ -61,7 +63,8 @@ def virtual_client(request: TrainRequest) -> Client:
     accounts = accounts_of(run, virtual, {}) if accounts_itself(run) else None
     examples, held_out = _split(request, share_of(run.data, number, path=path), number)
     shape = shape_of(run, path=path)
-    return Client(model_of(run.model, shape), examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
+    model = model_of(_beside_data(run.model, Path(path) if path else None), shape)
+    return Client(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
 
 def node_client(request: TrainRequest, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
@@ -77,10 +80,11 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object], node_i
     folder = Path(str(node_config["data"])) if "data" in node_config else None
     # `package.module:name` is code that the server names, so the data.toml of the owner has to name it too.
     for key, name, kind in (
-        ("model.name", run.model, "model"),
+        ("model.name", run.model.name, "model"),
         ("privacy.user.mechanism", run.user.mechanism, "mechanism"),
     ):
-        if OWN in (name or "") and (folder is None or getattr(read_description(folder), kind) != name):
+        allowed = getattr(read_description(folder), kind) if OWN in (name or "") and folder is not None else None
+        if OWN in (name or "") and allowed != name and not (name == HF and str(allowed).startswith(HF)):
             raise Refused(f"{key}={name} is not the {kind} that this node's data.toml allows")
     accounts, policy = accounts_of(run, None, node_config) if accounts_itself(run) else None, policy_from(node_config)
     if request.work.trains:
@@ -89,8 +93,14 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object], node_i
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
     shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
-    model = model_of(run.model, shape)
+    model = model_of(_beside_data(run.model, folder), shape)
     return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)
+
+
+def _beside_data(model: ModelConfig, folder: Path | None) -> ModelConfig:
+    """The model with the folder of a transformer that the data.toml in `folder` names: the server's own does not
+    travel."""
+    return model if folder is None or model.name != HF else replace(model, name=read_description(folder).model or HF)
 
 
 def _split(request: TrainRequest, examples: Examples, client_id: int) -> tuple[Examples, Examples | None]:
@@ -141,6 +151,6 @@ def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
 
 
 @lru_cache(maxsize=4)
-def model_of(name: str, shape: TaskShape) -> nn.Module:
+def model_of(model: ModelConfig, shape: TaskShape) -> nn.Module:
     """The architecture; its parameters come with each request. Built once per process."""
-    return model_for(name, shape, seed=0)
+    return model_for(model, shape, seed=0)

@@ -27,7 +27,7 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.ranges import POSITIVE, Count, CountOrZero, Rule
 from discreet.settings.rules import ConfigError, read_json, section, write_json
 
-VERSION = 6  # of the train request
+VERSION = 7  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Floats = NDArray[np.floating[Any]]

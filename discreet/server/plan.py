@@ -17,6 +17,7 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import OperationsConfig, RayConfig, Settings, client_settings, described, flat
+from discreet.settings.training import ModelConfig
 
 if TYPE_CHECKING:
     from discreet.queries.query import Query
@@ -35,6 +36,7 @@ class Plan:
 
     Attributes:
       run: what clients are told, with the noise that a target chose.
+      model: with the folder that it lies in, which clients are not told.
       clip: of updates at the server.
       output: the run folder of a run that names one.
       account, population: the file that the run charges before its own ledger, and whose account it is.
@@ -48,6 +50,7 @@ class Plan:
     """
 
     run: ClientSettings
+    model: ModelConfig
     clip: ClipConfig
     optimizer: ServerOptimizer
     seed: int | None
@@ -131,6 +134,7 @@ def plan_of(
     user = decided.privacy.user
     return Plan(
         run=client_settings(decided),
+        model=decided.model,
         clip=user.clip,
         optimizer=server_optimizer(decided.server),
         seed=decided.seed,

@@ -185,10 +185,10 @@ def own_price(mechanism: str, population: int, cohort: int) -> Price:
     """A mechanism of one's own, `package.module:Class`, with Poisson cohorts. Raises ConfigError if there is none."""
     from discreet.mechanisms.mechanism_table import server_mechanism
     from discreet.settings.client_settings import ClientSettings, UserTerms
-    from discreet.settings.training import FLOWER_APP
+    from discreet.settings.training import FLOWER_APP, ModelConfig
 
     user = UserTerms(True, 1.0, probability=cohort / population, population_size=population, mechanism=mechanism)
-    found = server_mechanism(ClientSettings(1, FLOWER_APP, 0.5 / population, PLD, "grid", user=user))
+    found = server_mechanism(ClientSettings(1, 0.5 / population, PLD, "grid", model=ModelConfig(FLOWER_APP), user=user))
     assert found is not None
     return Price(mechanism, found.statement().adjacency, RDP if found.only_rdp else PLD, found.event)
 

@@ -10,21 +10,26 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import discreet
 from discreet.data.datasets import load_task
+from discreet.data.description import read_description
 from discreet.data.examples import Task
+from discreet.data.folder import FOLDER
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
-from discreet.data.targets import CLASSES
+from discreet.data.targets import CLASSES, FolderError
+from discreet.data.tokens import pretrained_folder
 from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.evaluation.private_statistics import normaliser_in, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.model_check import check_fits, num_params_of
 from discreet.models.models import flatten_parameters, load_parameters, model_for
-from discreet.models.scattering import features_of, split_fixed
+from discreet.models.transformer import save_adapter
 from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, Query, query_of
 from discreet.queries.scores import EvaluationResult, unrated
@@ -39,9 +44,9 @@ from discreet.server.transport import Transport
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, write_json
 from discreet.settings.settings import Settings, client_settings
-from discreet.settings.training import TaskConfig
+from discreet.settings.training import HF, TaskConfig
 from discreet.training.losses import loss_of, resolved_task
 
 logger = logging.getLogger("discreet")
@@ -78,8 +83,7 @@ class Session:
         if run.evaluation.kind != "public":
             nothing = unrated(query.names() if query else ())
             return lambda _: nothing
-        fixed, model = split_fixed(self.model)
-        test = self.task.test if fixed is None else features_of(fixed, self.task.test)
+        model, test = behind_fixed(self.model, self.task.test)
         loss, target = loss_of(run.task), self.task.shape.target
 
         def scores(after: State) -> EvaluationResult:
@@ -124,7 +128,7 @@ def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Sessi
     """The session of a plan. `simulated`: the clients are virtual, and have their ledger in the run folder. `held`
     holds that folder for this process alone."""
     seed = plan.seed if plan.seed is not None else secrets.randbits(31)
-    model = model_for(plan.run.model, task.shape, seed=seed)
+    model = model_for(plan.model, task.shape, seed=seed)
     context = open_run(plan, params=flatten_parameters(model), simulated=simulated, held=held)
     return Session(context, task, model)
 
@@ -137,11 +141,12 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
     """
     try:
         task = load_task(settings.data.name, path=settings.data.path)
+        _check_weights(settings)
         config = with_constants(replace(settings, task=resolved_task(settings.task, task)), task)
         task = normaliser_in(config.normaliser).task(task)
-        check_fits(config.model.name, task)
+        check_fits(config.model, task)
         run = client_settings(config)
-        query, num_params = evaluation_query(run, task), num_params_of(config.model.name, task)
+        query, num_params = evaluation_query(run, task), num_params_of(config.model, task)
         sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
         planned = partial(plan_of, num_params=num_params, query=query, chance_loss=chance_loss(config.task, task))
@@ -157,6 +162,15 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
     _check_shares(config.data, len(task.train))
     _check_test_set(plan, task)
     return plan, task
+
+
+def _check_weights(settings: Settings) -> None:
+    """Raises FolderError unless a transformer is the one whose tokenizer read the texts, and that nodes look for."""
+    name, path = settings.model.name, settings.data.path
+    if name.startswith(HF):
+        known = read_description(Path(path)).model if settings.data.name == FOLDER and path else None
+        if known != f"{HF}{pretrained_folder(name)}":
+            raise FolderError(f"model.name: {name} must be the model of data.toml in data.path, which is {known}")
 
 
 def _check_shares(data: DataConfig, examples: int) -> None:
@@ -180,7 +194,8 @@ def finish(session: Session, outcome: Outcome) -> None:
     plan, folder = session.plan, session.folder
     metadata = {
         "discreet": discreet.__version__,
-        "model": plan.run.model,
+        "model": plan.model.name,
+        "model_settings": write_json(plan.model),
         "data": plan.run.data.name,
         "input_shape": json.dumps(session.task.shape.input_shape),
         "num_classes": str(session.task.shape.num_classes),
@@ -188,6 +203,9 @@ def finish(session: Session, outcome: Outcome) -> None:
         "target": json.dumps(asdict(session.task.shape.target)),
         "normaliser": json.dumps(asdict(normaliser_in(plan.run.normaliser))),
     }
+    if plan.model.lora.kind != "none":
+        load_parameters(session.model, outcome.model.params)
+        save_adapter(session.model, session.folder.path)
     close_run(session.context, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if plan.operations.predictions:
         write_predictions(folder.path)

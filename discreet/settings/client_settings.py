@@ -22,7 +22,7 @@ from discreet.settings.privacy import (
 )
 from discreet.settings.ranges import Count, NotNegative, OpenShare, Positive, Probability, Sampling, Text
 from discreet.settings.rules import ConfigError, require, require_each, section
-from discreet.settings.training import TaskConfig, TrainingConfig
+from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
 
 
 @section(
@@ -76,7 +76,6 @@ class ClientSettings:
     """The part of a run that each client is told, the same in every round, with the guarantees.
 
     Attributes:
-      model: its name.
       delta, accountant: how epsilons are computed.
       noise: how noise is drawn, one of `NOISE`.
 
@@ -85,11 +84,11 @@ class ClientSettings:
     """
 
     rounds: Count
-    model: Text
     delta: OpenShare
     accountant: Accountant
     noise: Noise
     data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     training: TrainingConfig = TrainingConfig()
     user: UserTerms = UserTerms()

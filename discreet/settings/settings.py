@@ -26,7 +26,7 @@ from discreet.settings.ranges import (
     within,
 )
 from discreet.settings.rules import ConfigError, check_value, require, section
-from discreet.settings.training import FLOWER_APP, ModelConfig, TaskConfig, TrainingConfig
+from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
 
 
 @section("sampling.")
@@ -187,11 +187,13 @@ def client_settings(config: Settings) -> ClientSettings:
         mechanism=privacy.user.mechanism,
         correlation=privacy.user.correlation,
     )
+    # A node has the weights of a transformer in a folder of its own.
+    model = replace(config.model, name=HF) if config.model.name.startswith(HF) else config.model
     of_run = ("rounds", "task", "training", "evaluation", "normaliser", "statistics")
     of_privacy = ("delta", "accountant", "noise", "example", "local", "secure")
     asked: dict[str, Any] = {name: getattr(config, name) for name in of_run}
     asked |= {name: getattr(privacy, name) for name in of_privacy}
-    return ClientSettings(model=config.model.name, data=replace(config.data, path=None), user=user, **asked)
+    return ClientSettings(model=model, data=replace(config.data, path=None), user=user, **asked)
 
 
 def described(config: Settings) -> dict[str, Any]:

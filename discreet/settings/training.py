@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated
 
 from discreet.settings.ranges import (
@@ -15,17 +16,39 @@ from discreet.settings.ranges import (
     list_of,
     one_of,
 )
-from discreet.settings.rules import require, section
+from discreet.settings.rules import require, section, write_json
 
+HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 
 
+@section("model.lora.")
+class LoraConfig:
+    """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it is, and is public.
+
+    Attributes:
+      rank, alpha: of the matrices, which count alpha / rank.
+      targets: a regular expression that the full names of the layers that get them match; None for peft's choice.
+    """
+
+    kind: Annotated[str, one_of("none", "lora", "ffa")] = "none"
+    rank: Count = 8
+    alpha: Count = 16
+    targets: Text | None = None
+
+
 @section("model.")
 class ModelConfig:
-    """The model that is trained."""
+    """The model that is trained. `freeze`: patterns of the names of parameters that stay as they are, as fnmatch has
+    them."""
 
     name: Text = "mlp"
+    freeze: list[Text] = field(default_factory=list)
+    lora: LoraConfig = LoraConfig()
+
+    def __hash__(self) -> int:
+        return hash(write_json(self))
 
 
 @section("training.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, client_examples_of
 from discreet.mechanisms.mechanism import AnswerNoise
 from discreet.mechanisms.mechanism_table import own_noise
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import (
     MISTAKES,
     flatten_parameters,
@@ -24,7 +24,6 @@ from discreet.models.models import (
     to_train,
     trainable,
 )
-from discreet.models.scattering import features_of, split_fixed
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.queries.query import EVALUATION, Query, query_of
 from discreet.server.plan import Plan
@@ -35,8 +34,6 @@ from discreet.simulation.client_examples import SharedExamples, TrainedExamples,
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
-
-logger = logging.getLogger("discreet")
 
 # What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
 # far more to be kept busy). Measured: benchmarks/cohort_speed.py.
@@ -115,11 +112,9 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
     `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
     """
     run, device = plan.run, torch.device(plan.device)
-    model = model_for(run.model, task.shape, seed=0).to(device)
-    fixed, learned = split_fixed(model)
-    if fixed is not None:
-        logger.info("the fixed features of %d examples are computed once", len(task.train))
-    data = shared_examples(task.train if fixed is None else features_of(fixed, task.train), device)
+    model = model_for(plan.model, task.shape, seed=0).to(device)
+    learned, examples_read = behind_fixed(model, task.train)
+    data = shared_examples(examples_read, device)
     client_examples, rates = trained_on(dealt or client_examples_of(task, run.data), run.evaluation), None
     if run.evaluation.private:
         query = query_of(EVALUATION, run, task.shape)

@@ -229,7 +229,7 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
     if plan.engine == "ray":
         from discreet.simulation.ray_workers import workers_on_ray  # Ray takes seconds to import
 
-        workers = workers_on_ray(plan.ray, plan.run.model, held)
+        workers = workers_on_ray(plan.ray, plan.model.name, held)
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together
         at_a_time = 1 if alone else engine.chunk

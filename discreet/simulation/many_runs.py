@@ -179,7 +179,7 @@ def _run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Iterato
 
     from discreet.simulation.ray_cluster import connected
 
-    address, models = jobs[0].plan.ray.address, [job.plan.run.model for job in jobs]
+    address, models = jobs[0].plan.ray.address, [job.plan.model.name for job in jobs]
     with _token(shared, address) as token, connected(address, models=models, token=token) as cluster:
         cluster.check_gpus(max(job.plan.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)

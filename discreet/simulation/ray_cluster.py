@@ -39,6 +39,7 @@ from discreet.models.models import OWN, own_builder
 from discreet.protocol.run_lost import RunLostError
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
+from discreet.settings.training import HF
 from discreet.simulation.processes import ray_environment, scratch_folder
 
 Task = ray.ObjectRef[Any]
@@ -176,7 +177,7 @@ def connected(address: str | None, *, models: Iterable[str] = (), token: Path | 
     Raises:
       ConfigError: there is no such cluster, it can't be reached, or a node has something else than this machine.
     """
-    own = tuple(sorted({name for name in models if OWN in name}))
+    own = tuple(sorted({name for name in models if OWN in name and not name.startswith(HF)}))
     alike = Alike(own, versions(own), token)
     with ExitStack() as held:
         if not ray.is_initialized():  # else its caller ends it

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from discreet.data.datasets import load_task
+from discreet.models.fixed_part import features_of, split_fixed
 from discreet.models.models import build_model
-from discreet.models.scattering import Scattering, features_of, split_fixed
+from discreet.models.scattering import Scattering
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
@@ -26,12 +27,12 @@ def test_an_image_does_not_change_the_features_of_another() -> None:
 def test_features_computed_once_are_those_of_the_whole_model() -> None:
     task = load_task("digits")
     model = build_model("scattering", task.shape.input_shape, 10, seed=1)
-    fixed, learned = split_fixed(model)
+    fixed, learned = split_fixed(model, task.test.inputs)
     assert fixed is not None
     features = features_of(fixed, task.test, batch_size=7)
     assert torch.equal(features.targets, task.test.targets)
     torch.testing.assert_close(learned(features.inputs), model(task.test.inputs), rtol=0, atol=1e-5)
-    assert features_of(Scattering(task.shape.input_shape), task.test) is features
+    assert features_of(fixed, task.test).inputs is features.inputs
 
 
 @pytest.mark.parametrize("privacy", ["user", "example"])

@@ -19,7 +19,7 @@ from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig
 from discreet.protocol.messages import TrainRequest, VirtualClient
 data = DataConfig("folder", num_clients=300, partition="natural")
-run = ClientSettings(5, "mlp", 1e-3, "pld", "grid", data, user=UserTerms(True, 1.0, population_size=300))
+run = ClientSettings(5, 1e-3, "pld", "grid", data, user=UserTerms(True, 1.0, population_size=300))
 request = TrainRequest(1, 0.3, run, VirtualClient(3, "", data_path="examples/own"))
 client = virtual_client(request)
 reply = client.answer(request, torch.zeros(sum(parameter.numel() for parameter in client.model.parameters())))

@@ -35,7 +35,7 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig, NormaliserConfig
 from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
 from discreet.settings.settings import RayConfig, Settings, client_settings
-from discreet.settings.training import TaskConfig
+from discreet.settings.training import ModelConfig, TaskConfig
 from tests.node.clients import request_with
 
 SPENT: dict[str, float | int] = {"epsilon_example": 0.5, "epsilon_local": 0.0, "epsilon_local_pure": 0.0}
@@ -97,7 +97,8 @@ def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
 
 # What a run asks, by group of its settings.
 ASKED = {
-    "": "rounds model delta accountant noise",
+    "": "rounds delta accountant noise",
+    "model": "name freeze lora.kind lora.rank lora.alpha lora.targets",
     "data": "name num_clients partition alpha partition_seed normalise examples_per_client public_num_examples path",
     "task": "huber_delta loss class_weights",
     "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
@@ -120,6 +121,7 @@ def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None
     secret = Settings(
         output_dir="/srv/outputs",
         seed=77531,
+        model=ModelConfig("hf:/srv/weights"),
         data=DataConfig("folder", path="/srv/data", num_clients=40, public_num_examples=50),
         ray=RayConfig(address="head.example:9099"),
         privacy=PrivacyConfig(user=UserPrivacyConfig(noise_multiplier=1.0, max_epsilon=3.0)),
@@ -142,8 +144,8 @@ def changed(change: dict[str, object]) -> RecordDict:
 
 
 UNREADABLE = {
-    "train request has version 5, this client reads version 6": {"version": 5},
-    "train request has version gone, this client reads version 6": {"version": "gone"},
+    "train request has version 5, this client reads version 7": {"version": 5},
+    "train request has version gone, this client reads version 7": {"version": "gone"},
     "unknown setting privacy.example.sampled_twice": {"run.example.sampled_twice": True},
     "unknown setting sampled": {"sampled": True},
     "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {"run.task.class_weights": [1.0, -1.0]},

@@ -47,6 +47,11 @@ ON_MNIST = {
     "mnist_users": (["sampling.probability=0.002"], {"user"}),
     "mnist_users_scattering": (["sampling.probability=0.002"], {"user"}),
 }
+ON_TWEETS = {
+    "tweets_one_silo": (["training.batch_size=200"], {"example"}),
+    "tweets_ten_silos_secure": (["training.batch_size=20", "data.num_clients=4"], {"example"}),
+    "tweets_users": (["data.num_clients=30"], {"user"}),
+}
 ON_HEART = {"heart": {"example"}, "heart_secure": {"example"}}
 # (what makes it small, the number of runs)
 SWEEPS = {
@@ -72,7 +77,7 @@ def check(folder: Path, guarantees: set[str]) -> None:
 
 def test_every_experiment_is_here() -> None:
     there = {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")}
-    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *SWEEPS}
+    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS}
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -95,6 +100,20 @@ def test_an_experiment_on_mnist_runs_by_one_command(name: str, shared_data: Path
 def test_an_experiment_on_the_hospitals_runs_by_one_command(name: str, shared_data: Path, tmp_path: Path) -> None:
     run(f"experiment={name}", "rounds=1", f"data.path={shared_data / 'heart'}", f"output_dir={tmp_path / 'run'}")
     check(tmp_path / "run", ON_HEART[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_TWEETS)
+def test_an_experiment_on_tweets_runs_by_one_command(name: str, fetched_texts: Path, tmp_path: Path) -> None:
+    described = (fetched_texts / "tweets" / "data.toml").read_text()
+    (tmp_path / "data.toml").write_text(described.replace("hf:../minilm", f"hf:{fetched_texts / 'minilm'}"))
+    for part in ("train", "test"):
+        lines = (fetched_texts / "tweets" / f"{part}.csv").read_text().splitlines()
+        (tmp_path / f"{part}.csv").write_text("\n".join(lines[:301]))
+    where = [f"data.path={tmp_path}", f"model.name=hf:{fetched_texts / 'minilm'}", f"output_dir={tmp_path / 'run'}"]
+    small, guarantees = ON_TWEETS[name]
+    run(f"experiment={name}", "rounds=1", *where, *small)
+    check(tmp_path / "run", guarantees)
 
 
 SPEECH = "Good morrow to you all, and to all a good night."

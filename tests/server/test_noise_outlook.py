@@ -29,7 +29,7 @@ POINTS = 0.03
 
 def outlook_of(settings: str) -> NoiseOutlook:
     plan = planned(load_config([*settings.split(), "privacy.user.too_noisy=warn"]))
-    return noise_outlook(replace(plan, num_params=650 if plan.run.model == "logistic_regression" else PARAMS))
+    return noise_outlook(replace(plan, num_params=650 if plan.run.model.name == "logistic_regression" else PARAMS))
 
 
 def check(*words: str) -> None:

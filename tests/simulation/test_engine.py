@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from benchmarks.own_models import OWN
 from discreet.data.datasets import load_task
+from discreet.data.examples import Examples
 from discreet.mechanisms.sums import PartialReply
+from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import MODELS, build_model, flatten_parameters
-from discreet.models.scattering import split_fixed
 from discreet.per_example.objective import cross_entropy
 from discreet.server.plan import plan_of, planned
 from discreet.settings.compose import load_config
@@ -46,8 +47,9 @@ def test_large_models_are_trained_fewer_at_a_time() -> None:
 
 @pytest.mark.parametrize("name", sorted({*MODELS} - {"lstm"}))
 def test_every_model_of_images_has_its_passes_by_hand(name: str) -> None:
-    fixed, learned = split_fixed(build_model(name, (1, 28, 28), 10, seed=5))
-    assert sequence_of(learned, (1, 28, 28) if fixed is None else (fixed.out_features,)) is not None
+    images = Examples(torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.int64))
+    learned, features = behind_fixed(build_model(name, (1, 28, 28), 10, seed=5), images)
+    assert sequence_of(learned, features.inputs.shape[1:]) is not None
 
 
 @pytest.mark.parametrize("level", ["user", "example"])

@@ -23,6 +23,7 @@ from discreet.per_example.objective import PADDING
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
+from discreet.settings.training import ModelConfig
 from discreet.simulation.in_process import simulate
 from tests.command import predict
 from tests.node.clients import request
@@ -188,6 +189,6 @@ def test_a_model_is_tried_without_a_test_set_too() -> None:
     train = sequences(5)
     shape = TaskShape((LENGTH,), TAGS, num_tokens=TOKENS, target=Target(SEQUENCES, length=LENGTH))
     task = Task("tags", train, train.subset(torch.zeros(0, dtype=torch.int64)), shape)
-    check_fits(GRU, task)
+    check_fits(ModelConfig(GRU), task)
     with pytest.raises(ValueError, match="all targets of the test set are padding"):
         Task("tags", train, Examples(train.inputs[:1], torch.full((1, LENGTH), PADDING)), shape)

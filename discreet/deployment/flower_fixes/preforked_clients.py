@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from discreet.deployment.flower_fixes import Fix
+from discreet.settings.places import FEATURES
 
 # Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
 LOADED = (
@@ -43,8 +45,10 @@ def load() -> None:
 
 
 def serve(path: Path) -> None:
-    """Forks for each connection, until the process that started this one has ended."""
-    parent = os.getppid()
+    """Forks for each connection, until the process that started this one has ended. What a client has computed once
+    for its examples is kept in a folder beside `path`, which is erased at the end."""
+    parent, features = os.getppid(), path.with_name("features")
+    features.mkdir(mode=0o700, exist_ok=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(path))
@@ -58,11 +62,12 @@ def serve(path: Path) -> None:
             with connection:
                 if os.fork() == 0:
                     listening.close()
-                    _answer(connection)
+                    _answer(connection, features)
     path.unlink(missing_ok=True)
+    shutil.rmtree(features, ignore_errors=True)  # a client may still be writing
 
 
-def _answer(connection: socket.socket) -> NoReturn:
+def _answer(connection: socket.socket, features: Path) -> NoReturn:
     """In a new process: does what Flower's command does, and says how it ended."""
     import numpy as np
     import torch
@@ -79,7 +84,7 @@ def _answer(connection: socket.socket) -> NoReturn:
             request = json.load(file)
         connection.sendall(b"\1")
         os.environ.clear()
-        os.environ.update(request["environment"])
+        os.environ.update(request["environment"], **{FEATURES: str(features)})
         os.chdir(request["folder"])
         sys.argv = ["flwr-clientapp", *request["words"]]
         # Copies of generators would draw alike. No noise comes from them: see discreet.privacy.randomness.

@@ -1,0 +1,319 @@
+"""The cut of a model before its first trained layer, whatever its forward: calls of frozen layers are recorded once for
+each example, and replayed while the rest is trained.
+
+The forward runs as it is in training too; only calls of frozen layers give what was recorded in place of computing it.
+So nothing is traced, and residual sums, masks and shapes between layers need no care. A call is recorded if it ends
+before anything has read a trained parameter or drawn a mask, and if its results have a row for each example. Of the
+results only those are kept that something else than a recorded call reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from discreet.models.dropout import dropout_layers
+from discreet.models.models import to_train, trainable
+from discreet.per_example.functions import function_of
+from discreet.per_example.perceptron import unchanged
+from discreet.per_example.trial import made_up, same_chance
+
+_COUNTS, _AGREEMENT = (7, 5), 1e-5  # of made-up examples on which the parts are tried; how near the outputs must come
+_TYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # of what the rest may read
+
+
+class Call(NamedTuple):
+    """The call of a layer that is recorded: its name, the structure of its result, and for each leaf of it the place of
+    a tensor among all that is recorded, or a plain value."""
+
+    name: str
+    structure: TreeSpec
+    leaves: list[tuple[int | None, Any]]
+
+
+class Column(NamedTuple):
+    """A tensor of which each example has a row: the shape of the row, its type, and if the rest reads it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_read: bool = True
+
+    @property
+    def size(self) -> int:
+        """The number of values in a row."""
+        return math.prod(self.shape)
+
+
+class Reads(TorchFunctionMode):
+    """Notes which of some tensors an operation reads. What tells nothing of values does not count, but for the device
+    of whole numbers."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.wanted, self.read = {id(value) for value in tensors}, set[int]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function = function_of(func)
+        for value in () if function.is_fact and function.name != "device" else tree_leaves((args, kwargs)):
+            if id(value) in self.wanted and not (function.is_fact and value.is_floating_point()):
+                self.read.add(id(value))
+        return func(*args, **kwargs or {})
+
+
+class FrozenPart(nn.Module):
+    """The rows that the rest of a model reads, float32, from inputs (n, *input_shape): one tensor (n, *shape), or
+    several as (n, k), in which whole numbers stand as floats.
+
+    Args:
+      model: in training mode, which leaves frozen layers in evaluation mode.
+      calls: those that are recorded.
+      columns: of the inputs, and of the tensors in the calls.
+    """
+
+    def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
+        super().__init__()
+        self.model, self.calls, self.columns = model, calls, columns
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Raises ValueError if the forward calls other layers, or gives other shapes, than it did when it was tried, or
+        if a whole number is too large for a float."""
+        values = [inputs, *self.recorded(inputs)]
+        if [(*value.shape[1:], value.dtype) for value in values] != [
+            (*each.shape, each.dtype) for each in self.columns
+        ]:
+            raise ValueError("frozen layers give other shapes than they did for made-up examples")
+        read = [value for value, column in zip(values, self.columns, strict=True) if column.is_read]
+        if _alone(self.columns):
+            return read[0]
+        if not all(torch.equal(value, value.float().to(value.dtype)) for value in read):
+            raise ValueError("a whole number is too large for a float")
+        return torch.cat([value.reshape(len(inputs), -1).float() for value in read], 1)
+
+    def recorded(self, inputs: Tensor) -> list[Tensor]:
+        """The tensors in the calls. The forward is not run beyond them."""
+        found, waiting = list[Tensor](), list(reversed(self.calls))
+
+        def note(name: str, _layer: nn.Module, _given: Any, output: Any) -> None:
+            if name == waiting[-1].name:
+                found.extend(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+                waiting.pop()
+                if not waiting:
+                    raise _AllRecordedError
+
+        names = {call.name for call in self.calls}
+        hooks = [self.model.get_submodule(name).register_forward_hook(partial(note, name)) for name in names]
+        try:
+            self.model(inputs)
+        except _AllRecordedError:
+            return found
+        finally:
+            for hook in hooks:
+                hook.remove()
+        raise ValueError("the forward does not call the frozen layers that it called for made-up examples")
+
+
+class _AllRecordedError(Exception):
+    """Ends a forward whose rest need not be computed."""
+
+
+class Rest(nn.Module):
+    """The outputs of a model from the rows of its `FrozenPart`; arguments as there. The parameters are shared."""
+
+    def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
+        super().__init__()
+        self.model, self.calls, self.columns = model, calls, columns
+        self.waiting, self.values = list[Call](), list[Tensor]()
+        for name in dict.fromkeys(call.name for call in calls):
+            layer = model.get_submodule(name)
+            layer.forward = partial(self._called, name, layer)
+
+    def _called(self, name: str, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not self.waiting or self.waiting[-1].name != name:
+            return type(layer).forward(layer, *args, **kwargs)
+        _, structure, leaves = self.waiting.pop()
+        return tree_unflatten([plain if at is None else self.values[at] for at, plain in leaves], structure)
+
+    def forward(self, rows: Tensor) -> Any:
+        """Raises ValueError if the forward does not call the frozen layers that were recorded."""
+        return self.replay(self._columns_of(rows))
+
+    def replay(self, values: Sequence[Tensor]) -> Any:
+        """The outputs from the inputs and the tensors in the calls."""
+        self.values, self.waiting = [*values], list(reversed(self.calls))
+        try:
+            outputs = self.model(values[0])
+        finally:
+            self.values = []
+        if self.waiting:
+            raise ValueError("the forward does not call the frozen layers that were recorded")
+        return outputs
+
+    def _columns_of(self, rows: Tensor) -> list[Tensor]:
+        """What is not read is NaN, or if it holds whole numbers on no device: an error if it is read after all."""
+        found, at, alone = list[Tensor](), 0, _alone(self.columns)
+        for column in self.columns:
+            if column.is_read:
+                part = rows if alone else rows[:, at : at + column.size].reshape(len(rows), *column.shape)
+                part = part.clone()  # which the forward may overwrite
+                at += column.size
+            else:
+                ones = (len(rows), *(1 for _ in column.shape))
+                part = (
+                    rows.new_full(ones, math.nan) if column.dtype.is_floating_point else rows.new_empty(ones).to("meta")
+                )
+                part = part.expand(len(rows), *column.shape)
+            found.append(part if column.dtype == torch.float32 else part.to(column.dtype))
+        return found
+
+
+def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
+    """A model in two parts: what gives rows from inputs, and what gives outputs from the rows and learns. They share
+    the parameters with the model. Of `inputs` only the type and the shape are used.
+
+    Raises:
+      ValueError: with the reason, if the model can't be cut; and what a model raises that can't be copied.
+    """
+    to_train(model)
+    tried = [made_up(model, inputs, count) for count in _COUNTS]
+    calls, columns, others = _calls_of(model, tried[0])
+    layers = dict(model.named_modules())
+    if not any(_works(layers[call.name]) for call in calls):
+        raise ValueError("no frozen layer that multiplies matrices is called before a trained parameter is read")
+    plain = type(model) is nn.Sequential and unchanged(model) and columns[-1].dtype == torch.float32
+    if plain and [call.name for call in calls] == [*model._modules][: len(calls)]:
+        return model[: len(calls)], model[len(calls) :]  # type: ignore[index]
+    part = FrozenPart(_shared_copy(model), calls, columns)
+    rest = Rest(_shared_copy(model), calls, columns)
+    for name in {call.name for call in calls} - others:
+        _empty(rest.model.get_submodule(name))
+    with torch.no_grad():
+        values = [tried[0], *part.recorded(tried[0])]
+        with Reads(values) as reads:
+            rest.replay(values)
+        columns[:] = [
+            column._replace(is_read=id(value) in reads.read) for column, value in zip(columns, values, strict=True)
+        ]
+        if any(column.is_read and column.dtype not in _TYPES for column in columns):
+            raise ValueError("the features are neither float32 nor whole numbers")
+        for some in tried:
+            _check_same(model, nn.Sequential(part, rest), some)
+    return part, rest
+
+
+def _check_same(model: nn.Module, parts: nn.Module, inputs: Tensor) -> None:
+    """ValueError unless the parts give what the model gives, with the same masks of dropout."""
+    with same_chance(inputs.device):
+        wanted = model(inputs)
+    with same_chance(inputs.device):
+        found = parts(inputs)
+    if not torch.allclose(found, wanted, rtol=_AGREEMENT, atol=_AGREEMENT):
+        raise ValueError("its parts give other outputs than the whole")
+
+
+def _alone(columns: list[Column]) -> bool:
+    """True if the rows are one tensor as it is."""
+    read = [column for column in columns if column.is_read]
+    return len(read) == 1 and read[0].dtype == torch.float32
+
+
+def _shared_copy(model: nn.Module) -> nn.Module:
+    """The modules again, over the same parameters and buffers."""
+    return copy.deepcopy(model, {id(value): value for value in (*model.parameters(), *model.buffers())})
+
+
+def _empty(layer: nn.Module) -> None:
+    """Takes the values of a layer that computes nothing any more; its parameters keep names and types."""
+    for part in layer.modules():
+        for name, value in part._parameters.items():
+            if value is not None:
+                part._parameters[name] = nn.Parameter(value.new_empty(0), requires_grad=False)
+
+
+def _works(layer: nn.Module) -> bool:
+    """True if computing what a layer gives costs more than reading it again: no table of embeddings alone."""
+    parts = [part for part in layer.modules() if not isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    held = (value for part in parts for values in (part._parameters, part._buffers) for value in values.values())
+    return any(value is not None and value.dim() > 1 for value in held)
+
+
+@dataclass
+class _Seen:
+    """A call of a layer in the trial, and the calls in it."""
+
+    name: str
+    parts: list[_Seen] = field(default_factory=list)
+    output: Any = None
+    stays: bool = False
+
+    def outermost(self, count: int) -> Iterator[_Seen]:
+        """The outermost calls that never change and have a row for each of `count` examples, in their order."""
+        values = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        if self.stays and values and all(value.dim() and len(value) == count for value in values):
+            yield self
+        else:
+            for part in self.parts:
+                yield from part.outermost(count)
+
+    def all(self) -> Iterator[_Seen]:
+        """This call and all in it."""
+        yield self
+        for part in self.parts:
+            yield from part.all()
+
+
+def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[Column], set[str]]:
+    """The calls to record; the inputs and the tensors in them; and the names of layers that have other calls too."""
+    calls, columns = list[Call](), [Column(tuple(inputs.shape[1:]), inputs.dtype)]
+    with _seen(model) as top, torch.no_grad():
+        model(inputs)
+    recorded = list(top.outermost(len(inputs)))
+    for seen in recorded:
+        found, structure = tree_flatten(seen.output)
+        leaves = list[tuple[int | None, Any]]()
+        for leaf in found:
+            if isinstance(leaf, Tensor):
+                leaves.append((len(columns), None))
+                columns.append(Column(tuple(leaf.shape[1:]), leaf.dtype))
+            else:
+                leaves.append((None, leaf if isinstance(leaf, bool | int | float | str) else None))
+        calls.append(Call(seen.name, structure, leaves))
+    return calls, columns, {seen.name for seen in top.all() if all(seen is not each for each in recorded)}
+
+
+@contextmanager
+def _seen(model: nn.Module) -> Iterator[_Seen]:
+    """Within it each call of a layer is noted, in the call around it."""
+    names = {layer: name for name, layer in model.named_modules()}
+    still = {layer for layer in names if unchanged(layer) and not trainable(layer)}
+    drawing = {layer for layer in dropout_layers(model) if layer.training}
+    around, reads = [_Seen("")], Reads(trainable(model))
+
+    def begun(layer: nn.Module, _: Any) -> None:
+        call = _Seen(names[layer])
+        around[-1].parts.append(call)
+        around.append(call)
+        if layer in drawing:
+            reads.read.add(id(layer))  # what comes after may follow from masks
+
+    def ended(layer: nn.Module, _: Any, output: Any) -> None:
+        call = around.pop()
+        call.output, call.stays = output, layer in still and not reads.read
+
+    hooks = [layer.register_forward_pre_hook(begun) for layer in names]
+    hooks += [layer.register_forward_hook(ended) for layer in names]
+    try:
+        with reads:
+            yield around[0]
+    finally:
+        for hook in hooks:
+            hook.remove()

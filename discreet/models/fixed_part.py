@@ -1,0 +1,124 @@
+"""The part of a model that never changes and comes first: its features are computed once, and the rest learns.
+
+Features are as private as the examples, and stay where these are: in memory, or in a file without a name if they are
+many, which is gone with the process. At a node, where each message has a process of its own, they are files in a
+folder that its SuperNode makes for them, and erases when it ends (`FEATURES`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from discreet.data.examples import Examples
+from discreet.models.cut import cut
+from discreet.models.models import MISTAKES, frozen_digest, to_train
+from discreet.models.scattering import Scattering
+from discreet.settings.places import FEATURES
+
+logger = logging.getLogger("discreet.client")
+
+MEMORY = 2**30  # bytes of features that are held in memory; more stand in a file
+_EVERY = 10.0  # seconds from one line about the progress to the next
+
+_parts: WeakKeyDictionary[nn.Module, tuple[nn.Module | None, nn.Module]] = WeakKeyDictionary()
+_held: dict[str, Tensor] = {}  # features by what they were computed from, the latest last
+
+
+def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples]:
+    """The part of a model that learns, and the examples as it reads them: both as they are if the model has no frozen
+    part that comes first. The parts share the parameters with the model, which is then in training mode."""
+    fixed, learned = split_fixed(model, examples.inputs)
+    if fixed is None:
+        return model, examples
+    try:
+        return learned, features_of(fixed, examples)
+    except (*MISTAKES, OSError) as error:
+        logger.warning("the features of the frozen part are computed anew at each step: %s", error)
+        return model, examples
+
+
+def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.Module]:
+    """The part of a model that never changes and comes first (None if there is none, or no way to cut it off was found;
+    the log then says why), and the rest. Of the inputs only shape and type are used."""
+    fixed = any(isinstance(part, Scattering) for part in model.modules())
+    if not fixed and all(value.requires_grad for value in model.parameters()):
+        return None, model
+    if model not in _parts:
+        try:
+            _parts[model] = cut(model, inputs)
+        except MISTAKES as error:
+            logger.info("the frozen part is not cut off, and is computed at each step: %s", error)
+            return None, model
+    return _parts[model]
+
+
+@torch.no_grad()
+def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) -> Examples:
+    """The examples as the learning part of a model reads them, on the CPU. Computed once for the same frozen values and
+    inputs, where the fixed part is.
+
+    Raises:
+      ValueError: an example goes another way through the model than others.
+      OSError: there is no room for a file of features.
+    """
+    inputs, digest = examples.inputs, hashlib.sha256()
+    # A bundle of other code, whose forward may be another one, lies in another file.
+    digest.update(f"{__file__} {fixed} {frozen_digest(fixed)} {inputs.dtype} {tuple(inputs.shape)}".encode())
+    digest.update(inputs.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    key = digest.hexdigest()
+    if (found := _held.pop(key, None)) is None:
+        found = _computed(fixed, inputs, key, batch_size)
+    _held[key] = found
+    while len(_held) > 1 and sum(value.nbytes for value in _held.values()) > MEMORY:
+        _held.pop(next(iter(_held)))
+    return Examples(found, examples.targets)
+
+
+def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
+    folder = os.environ.get(FEATURES)
+    kept = Path(folder, f"{key}.npy") if folder else None
+    if kept is not None and kept.exists():
+        return torch.from_numpy(np.load(kept, mmap_mode="r+"))
+    device = next(iter((*fixed.parameters(), *fixed.buffers()))).device
+    to_train(fixed)
+    logger.info("the features of %d examples are computed once", len(inputs))
+    table, done, said = None, 0, time.monotonic()
+    for part in torch.split(inputs, batch_size):
+        rows = fixed(part.to(device)).cpu()
+        table = _table((len(inputs), *rows.shape[1:]), kept) if table is None else table
+        table[done : done + len(rows)] = rows
+        done += len(rows)
+        if time.monotonic() - said > _EVERY:
+            logger.info("features of %d of %d examples", done, len(inputs))
+            said = time.monotonic()
+    if kept is not None:
+        _unfinished(kept).rename(kept)
+    assert table is not None
+    return table
+
+
+def _table(shape: tuple[int, ...], kept: Path | None) -> Tensor:
+    """Room for features: in memory if they are few, else in a file whose name is gone at once; or in an unfinished file
+    of a node's folder."""
+    if kept is None and 4 * torch.Size(shape).numel() <= MEMORY:
+        return torch.empty(shape)
+    with tempfile.TemporaryDirectory(prefix="discreet-") as folder:
+        path = Path(folder, "features.npy") if kept is None else _unfinished(kept)
+        table = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)  # an error now, and no crash later
+    return torch.from_numpy(table)
+
+
+def _unfinished(kept: Path) -> Path:
+    return kept.with_suffix(f".{os.getpid()}")

@@ -1,0 +1,92 @@
+"""Texts in a column become the tokens of a tokenizer: from each kind of file the same, and errors hold no text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pyarrow import csv, parquet
+
+from discreet.data.folder import load_folder
+from discreet.data.targets import FolderError
+from tests.tiny_transformers import write_bert, write_gpt2, write_texts
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("bert"))
+
+
+def test_csv_parquet_and_json_lines_give_the_same_tokens_targets_and_owners(bert: Path, tmp_path: Path) -> None:
+    folder = write_texts(tmp_path, bert)
+    as_csv, text = load_folder(str(folder)), (folder / "data.toml").read_text()
+    table = csv.read_csv(folder / "train.csv")
+    parquet.write_table(table, folder / "train.parquet")
+    (folder / "train.jsonl").write_text(table.to_pandas().to_json(orient="records", lines=True))
+    for kind in ("parquet", "jsonl"):
+        named = (
+            text.replace('"csv"', f'"{kind}"').replace("train.csv", f"train.{kind}").replace('test = "test.csv"', "")
+        )
+        (folder / "data.toml").write_text(named)
+        found = load_folder(str(folder))
+        assert torch.equal(found.train.inputs, as_csv.train.inputs)
+        assert torch.equal(found.train.targets, as_csv.train.targets)
+        assert found.owners is not None
+        assert as_csv.owners is not None
+        assert torch.equal(found.owners, as_csv.owners)
+    assert (as_csv.shape.input_shape, as_csv.shape.num_tokens, as_csv.shape.num_classes) == ((8,), 17, 3)
+
+
+def test_a_text_is_framed_cut_and_padded_as_its_tokenizer_says(bert: Path, tmp_path: Path) -> None:
+    folder = write_texts(tmp_path, bert)
+    long = " ".join(["day"] * 20)
+    (folder / "train.csv").write_text(
+        f'person,sentiment,text\nann,positive,"the film\nwas good"\nben,negative,\nbob,negative,{long}\n'
+    )
+    words = load_folder(str(folder)).train.inputs
+    assert words.tolist() == [
+        [2, 13, 16, 15, 10, 3, 0, 0],  # a line may end within a text
+        [2, 3, 0, 0, 0, 0, 0, 0],
+        [2, 14, 14, 14, 14, 14, 14, 3],
+    ]
+
+
+def test_the_end_of_a_text_is_a_target_and_what_follows_it_is_none(tmp_path: Path) -> None:
+    # GPT-2's tokenizer has no padding, so that the same token ends a text and fills the row.
+    folder = write_texts(tmp_path / "data", write_gpt2(tmp_path / "gpt2"), lines="next_token = true\n")
+    (folder / "train.csv").write_text("person,text\nann,the day was bad\n")
+    train = load_folder(str(folder)).train
+    assert train.inputs.tolist() == [[13, 14, 15, 4, 3, 3, 3]]
+    assert train.targets.tolist() == [[14, 15, 4, 3, -100, -100, -100]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("max_tokens = 8", ""), "text and max_tokens must be given together"),
+        (("max_tokens = 8", "max_tokens = 8\ntokens = 9"), "text is a column, and the only input"),
+        (('model = "hf:', 'model = "'), 'text needs model = "hf:FOLDER", whose tokenizer reads it'),
+        (('text = "text"', 'text = "words"'), "has no column words"),
+    ],
+)
+def test_a_description_that_does_not_fit_texts_is_refused(
+    change: tuple[str, str], said: str, bert: Path, tmp_path: Path
+) -> None:
+    folder = write_texts(tmp_path, bert)
+    text = (folder / "data.toml").read_text()
+    assert change[0] in text
+    (folder / "data.toml").write_text(text.replace(*change))
+    with pytest.raises(FolderError, match=said):
+        load_folder(str(folder))
+
+
+def test_a_row_that_is_no_text_is_named_by_its_place_alone(bert: Path, tmp_path: Path) -> None:
+    folder = write_texts(tmp_path, bert)
+    text = (folder / "data.toml").read_text().replace('"csv"', '"jsonl"').replace('test = "test.csv"', "")
+    (folder / "data.toml").write_text(text)
+    (folder / "train.csv").write_text(
+        '{"person": "a", "sentiment": "negative", "text": "HIV"}\n{"person": "b", "sentiment": "negative"}\n'
+    )
+    with pytest.raises(FolderError, match=r"row 1: the text is missing$"):
+        load_folder(str(folder))

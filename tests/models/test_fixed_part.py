@@ -1,0 +1,108 @@
+"""A frozen first part is computed once: what is learned behind it is what the whole model would have learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.data.examples import Examples
+from discreet.models import fixed_part
+from discreet.server.run_folder import RunFolder
+from discreet.settings.compose import load_config
+from discreet.settings.rules import ConfigError
+from discreet.simulation.in_process import simulate
+from tests.tiny_transformers import write_bert, write_texts
+
+LEVELS = {
+    "user": ["privacy.user.noise_multiplier=0.3", "privacy.user.target_epsilon=null"],
+    "example": [
+        *("privacy.user.enabled=false", "privacy.user.target_epsilon=null"),
+        *("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.3"),
+    ],
+}
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    weights = write_bert(tmp_path / "weights", pooled=True)
+    data = ["data.name=folder", f"data.path={write_texts(tmp_path / 'texts', weights)}", "data.partition=natural"]
+    return [*data, f"model.name=hf:{weights}", "data.num_clients=12", "rounds=2", "training.epochs=2", "seed=31013"]
+
+
+def learned(words: list[str], folder: Path) -> Tensor:
+    simulate(load_config([*words, f"output_dir={folder}"]))
+    last = RunFolder(folder).load_checkpoint()
+    assert last is not None
+    return last.params
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_run_on_features_is_the_run_of_the_whole_model(
+    level: str, engine: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*words, *LEVELS[level], f"engine={engine}", "model.freeze=[features.*]"]
+    split = learned(words, tmp_path / "split")
+    assert split.shape == (3 * 16 + 3,)
+    monkeypatch.setattr(fixed_part, "split_fixed", lambda model, _: (None, model))
+    torch.testing.assert_close(split, learned(words, tmp_path / "whole"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        ("[nobody.*]", r"model\.freeze: nobody\.\* matches no parameter; there are features\.body"),
+        ("[*]", r"model\.freeze: \* leaves no parameter to train, of features\.body"),
+    ],
+)
+def test_patterns_that_freeze_nothing_or_everything_are_refused(
+    patterns: str, said: str, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        learned([*words, f"model.freeze={patterns}"], tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", ["memory", "file", "node"])
+def test_features_are_computed_once_and_their_files_are_private_or_without_a_name(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_part, "_held", {})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if place == "file":
+        monkeypatch.setattr(fixed_part, "MEMORY", 8)
+    if place == "node":
+        monkeypatch.setenv("DISCREET_FEATURES", str(tmp_path))
+    layer, inputs = torch.nn.Linear(2, 3).requires_grad_(False), torch.rand(5, 2)
+    examples = Examples(inputs, torch.zeros(5, dtype=torch.int64))
+    assert torch.equal(fixed_part.features_of(layer, examples, batch_size=5).inputs, layer(inputs))
+    assert [path.suffix for path in tmp_path.iterdir()] == ([".npy"] if place == "node" else [])
+    if place == "node":  # in the process of the next message
+        fixed_part._held.clear()
+    monkeypatch.setattr(layer, "forward", None)
+    assert torch.equal(
+        fixed_part.features_of(layer, examples).inputs, torch.nn.functional.linear(inputs, *layer.parameters())
+    )
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_run_of_a_transformers_last_block_is_that_of_the_whole_model(
+    level: str, engine: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, split = list[str](), fixed_part.split_fixed
+    (tmp_path / "weights" / "modules.json").unlink()  # of the pooling
+
+    def seen(model: torch.nn.Module, inputs: Tensor) -> tuple[torch.nn.Module | None, torch.nn.Module]:
+        parts = split(model, inputs)
+        found.append(type(parts[1]).__name__)
+        return parts
+
+    words = [*words, *LEVELS[level], f"engine={engine}", "model.freeze=['*.embeddings.*','*.layer.0.*']"]
+    monkeypatch.setattr(fixed_part, "split_fixed", seen)
+    one = learned(words, tmp_path / "split")
+    assert set(found) == {"Rest"}
+    monkeypatch.setattr(fixed_part, "split_fixed", lambda model, _: (None, model))
+    torch.testing.assert_close(one, learned(words, tmp_path / "whole"), rtol=0, atol=1e-6)
