@@ -85,9 +85,13 @@ class FrozenPart(nn.Module):
         self.model, self.calls, self.columns = model, calls, columns
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Raises ValueError if the forward calls other layers, or gives other shapes, than it did when it was tried, or
+        """The rows. Raises what `of` and `recorded` raise."""
+        return self.of(inputs, self.recorded(inputs))
+
+    def of(self, inputs: Tensor, recorded: Sequence[Tensor]) -> Tensor:
+        """The rows from what was recorded. Raises ValueError if it has other shapes than it had when it was tried, or
         if a whole number is too large for a float."""
-        values = [inputs, *self.recorded(inputs)]
+        values = [inputs, *recorded]
         if [(*value.shape[1:], value.dtype) for value in values] != [
             (*each.shape, each.dtype) for each in self.columns
         ]:
@@ -100,7 +104,8 @@ class FrozenPart(nn.Module):
         return torch.cat([value.reshape(len(inputs), -1).float() for value in read], 1)
 
     def recorded(self, inputs: Tensor) -> list[Tensor]:
-        """The tensors in the calls. The forward is not run beyond them."""
+        """The tensors in the calls. The forward is not run beyond them. Raises ValueError if it calls other layers than
+        it did when it was tried."""
         found, waiting = list[Tensor](), list(reversed(self.calls))
 
         def note(name: str, _layer: nn.Module, _given: Any, output: Any) -> None:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
-from discreet.models.cut import cut
+from discreet.models.cut import FrozenPart, cut
 from discreet.models.models import MISTAKES, frozen_digest, to_train
 from discreet.models.scattering import Scattering
+from discreet.per_example.any_model import rows_apart
 from discreet.settings.places import FEATURES
 
 logger = logging.getLogger("discreet.client")
@@ -94,7 +95,7 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
     logger.info("the features of %d examples are computed once", len(inputs))
     table, done, said = None, 0, time.monotonic()
     for part in torch.split(inputs, batch_size):
-        rows = fixed(part.to(device)).cpu()
+        rows = _rows(fixed, part.to(device)).cpu()
         table = _table((len(inputs), *rows.shape[1:]), kept) if table is None else table
         table[done : done + len(rows)] = rows
         done += len(rows)
@@ -105,6 +106,14 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
         _unfinished(kept).rename(kept)
     assert table is not None
     return table
+
+
+def _rows(fixed: nn.Module, inputs: Tensor) -> Tensor:
+    """Features (n, ...), each of its own example alone. Raises ValueError if the layers mix examples."""
+    modules = list(fixed.modules())
+    if isinstance(fixed, FrozenPart):
+        return fixed.of(inputs, rows_apart(fixed.recorded, inputs, modules))
+    return rows_apart(lambda some: [fixed(some)], inputs, modules)[0]
 
 
 def _table(shape: tuple[int, ...], kept: Path | None) -> Tensor:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from discreet.per_example.branches import Split
+from discreet.per_example.layouts import FEWEST, Unserved
 from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, batches_in, count_of, rows_of
-from discreet.per_example.terms import Rows, Term
+from discreet.per_example.terms import Rows, Tape, Term
+from discreet.per_example.watch import Watch
 
 _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
@@ -103,3 +106,25 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
     scale = torch.full_like(losses, LOSS_SCALE)
     found = torch.autograd.grad(losses, parameters, scale, allow_unused=True, materialize_grads=True)
     return [value.to_dense() for value in found]
+
+
+@torch.no_grad()
+def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
+    """What a forward of some modules gives, each tensor (n, ...), with row i from row i of inputs (n, ...) alone: that
+    is watched, or else each row goes alone.
+
+    Raises:
+      ValueError: the forward mixes examples, or changes its parameters or buffers.
+    """
+    count, rows = len(inputs), max(len(inputs), FEWEST)
+    given = inputs[torch.arange(rows).clamp(max=count - 1)] if count < rows else inputs
+    watch = Watch(Tape({}, rows, 2), modules)
+    watch.rows(given)
+    try:
+        with watch:
+            found = forward(given)
+        for value in found:
+            watch.check(value)
+    except (Unserved, Split):
+        return [torch.cat(parts) for parts in zip(*map(forward, torch.split(inputs, 1)), strict=True)]
+    return [value[:count] for value in found]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.data.examples import Examples
 from discreet.models import fixed_part
+from discreet.models.fixed_part import behind_fixed
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -106,3 +107,36 @@ def test_a_run_of_a_transformers_last_block_is_that_of_the_whole_model(
     assert set(found) == {"Rest"}
     monkeypatch.setattr(fixed_part, "split_fixed", lambda model, _: (None, model))
     torch.testing.assert_close(one, learned(words, tmp_path / "whole"), rtol=0, atol=1e-6)
+
+
+class Whispers(nn.Module):
+    """A frozen layer in which an example moves all others a little: too little to be seen in what is made up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x)
+        return found + 1e-6 * found.mean(0)
+
+
+class Branches(Whispers):
+    """A frozen layer that takes a branch for each example, which only one of them decides: nothing is mixed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if bool((x < 100).all()) else 2 * self.inner(x)
+
+
+def frozen_first(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer.requires_grad_(False), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("layer", [Whispers, Branches])
+def test_an_example_moves_no_features_of_another(layer: type[nn.Module]) -> None:
+    model, inputs = frozen_first(layer()), torch.randn(9, 4, generator=torch.Generator().manual_seed(50929))
+    huge = inputs.clone()
+    huge[3] = 1e9
+    read = [behind_fixed(model, Examples(each, torch.zeros(9).long()))[1].inputs for each in (inputs, huge)]
+    others = [place for place in range(9) if place != 3]
+    assert torch.equal(read[0][others], read[1][others])
