@@ -374,7 +374,7 @@ FAULTS = (
     ),
     Fault(
         "a function with a derivative of its own counts as known",
-        "discreet.per_example.watch:_only_known_derivatives",
+        "discreet.per_example.watch:only_known_derivatives",
         always(None),
         "per_example/test_watch.py::test_what_is_not_known_is_not_watched",
     ),

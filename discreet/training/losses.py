@@ -39,6 +39,7 @@ def per_example_loss(criterion: nn.Module) -> Loss:
     the value 0. A class weight multiplies the value; unlike `nn.CrossEntropyLoss`, whose mean divides by the weights
     of the whole batch, nothing divides it out again.
 
+    >>> import torch
     >>> loss = per_example_loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> loss(torch.zeros(2, 5, 3), torch.tensor([[1, 2, 0], [0, 0, 0]]))
     tensor([1.6094, 0.0000])
