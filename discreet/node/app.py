@@ -118,7 +118,8 @@ def answered(message: Message, work: Callable[[], RecordDict]) -> Message:
     try:
         return Message(work(), reply_to=message)
     except (Refused, MalformedMessage, ConfigError) as error:
-        logger.warning("refused: %s", error)
+        if message.content:  # a server that waits for a simulation's workers sends nothing, and is refused too
+            logger.warning("refused: %s", error)
         return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
     except LedgerError as error:
         # The name of the file stays here: a reason goes to the server.

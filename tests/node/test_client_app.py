@@ -157,8 +157,13 @@ def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: py
     assert "owner" not in str(reply.error.reason)
 
 
-def test_a_client_that_is_asked_to_evaluate_refuses() -> None:
+def test_a_client_that_is_asked_to_evaluate_refuses_and_logs_it_if_something_was_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert "not private" in refused(send(RecordDict(), "evaluate"))
+    assert "refused" not in caplog.text
     assert "not private" in refused(send(asked(run_of(*OFF)), "evaluate"))
+    assert "refused" in caplog.text
 
 
 class Tables(nn.Module):
