@@ -237,9 +237,7 @@ def _checked(batch: Any, count: int) -> Batch:
             "dataset: an example must be a pair, an input and a target, or tensors by name, that collate_fn makes "
             "tensors of"
         )
-    if any(part.dim() == 0 or len(part) != count for part in parts if isinstance(part, Tensor)) or any(
-        len(part) != count for part in parts if isinstance(part, Graphs)
-    ):
+    if any((isinstance(part, Tensor) and part.dim() == 0) or len(part) != count for part in parts):
         shapes = " and ".join(str(tuple(part.shape)) for part in tree_leaves(parts))
         raise ValueError(f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}")
     return inputs, targets

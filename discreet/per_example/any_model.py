@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 
 from discreet.per_example.branches import Split
 from discreet.per_example.layouts import FEWEST, Unserved
-from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, batches_in, count_of, rows_of
+from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, batches_in, count_of, filled, rows_of
 from discreet.per_example.terms import Rows, Tape, Term
 from discreet.per_example.watch import Watch
 
@@ -117,7 +117,7 @@ def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, module
       ValueError: the forward mixes examples, or changes its parameters or buffers.
     """
     count, rows = len(inputs), max(len(inputs), FEWEST)
-    given = inputs[torch.arange(rows).clamp(max=count - 1)] if count < rows else inputs
+    given = filled(inputs, rows)
     watch = Watch(Tape({}, rows, 2), modules)
     watch.rows(given)
     try:

@@ -30,9 +30,9 @@ class Geometry:
         """The length of a patch of one group."""
         return torch.Size(self.kernel).numel() * inputs.shape[1] // self.groups
 
-    def ends(self, padded: Tensor) -> list[int]:
-        """The size of the outputs in space for inputs that are padded."""
-        ways = zip(padded.shape[2:], self.kernel, self.stride, self.dilation, strict=True)
+    def ends(self, padded: Sequence[int]) -> list[int]:
+        """The size of the outputs in space, for that of inputs that are padded."""
+        ways = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
         return [(size - dil * (k - 1) - 1) // jump + 1 for size, k, jump, dil in ways]
 
     def patches(self, inputs: Tensor) -> Tensor:
@@ -44,9 +44,8 @@ class Geometry:
         count, *space, channels = data.shape
         first, *steps, _ = data.stride()
         width = channels // self.groups
-        ways = list(zip(space, steps, self.kernel, self.stride, self.dilation, strict=True))
-        positions = [((size - dil * (k - 1) - 1) // jump + 1, step * jump) for size, step, k, jump, dil in ways]
-        window = [(k, step * dil) for _, step, k, _, dil in ways]
+        positions = [(end, step * jump) for end, step, jump in zip(self.ends(space), steps, self.stride, strict=True)]
+        window = [(k, step * dil) for k, step, dil in zip(self.kernel, steps, self.dilation, strict=True)]
         dims = _coalesced([(count, first), (self.groups, width), *positions, *window, (width, 1)])
         windows = data.as_strided([size for size, _ in dims], [step for _, step in dims])
         return windows.contiguous().view(count, self.groups, -1, self.width(inputs))
@@ -112,14 +111,14 @@ class Convolved:
         if any(sides != (0, 0) for sides in way.padding):
             inputs = functional.pad(inputs, [side for sides in reversed(way.padding) for side in sides])
         rows = (self.grads * weights.view(-1, 1, 1, 1)).flatten(0, 1).movedim(-1, 1)
-        grads = rows.reshape(len(inputs), -1, *way.ends(inputs))
+        grads = rows.reshape(len(inputs), -1, *way.ends(inputs.shape[2:]))
         like = inputs.new_empty(self.slot.shape)
         sizes = way.stride, [0] * len(way.kernel), way.dilation, False, [0] * len(way.kernel), 1
         (_, found, _) = torch.ops.aten.convolution_backward(grads, inputs, like, None, *sizes, [False, True, False])
         parts[self.slot.index].add_(found, alpha=factor)
 
 
-def weight_term(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor, order: int) -> Term:
+def weight_term(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor) -> Term:
     """The weight's part: inputs (n, channels, *space), grads (n, positions, out)."""
     slot = replace(slot, kernel_last=True)
     if geometry.groups == 1:

@@ -3,6 +3,7 @@ joins. Nodes and edges have a row each, and `batch` has the number of the graph 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,14 @@ class Graphs:
         taken = {kind: owners_taken(owners, places, count) for kind, owners in self.owners.items()}
         rows, new, _ = taken["edge"]
         moved = self.leaf("edge_index")[:, rows] + taken["node"][2][new]
-        made = {"edge_index": moved, "batch": taken["node"][1]}
+        return self._with(moved, taken["node"][1], lambda name, value: value[taken[name][0]])
+
+    def _with(self, edges: Tensor, batch: Tensor, rows: Callable[[str, Tensor], Tensor]) -> Graphs:
+        """Graphs with other edges and nodes, and other `rows` of the tensors that have them, by their names."""
+        made = {"edge_index": edges, "batch": batch}
         values, spec = tree_flatten(self.tree)
-        pairs = zip(self.names, values, strict=True)
-        return Graphs(tree_unflatten([made[n] if n in made else v[taken[n][0]] for n, v in pairs], spec), self.names)
+        parts = [made[n] if n in made else rows(n, v) for n, v in zip(self.names, values, strict=True)]
+        return Graphs(tree_unflatten(parts, spec), self.names)
 
     def made_up(self, count: int, rows: Any, draws: torch.Generator) -> Graphs:
         """Small graphs of the same kind; `rows` makes so many rows of a tensor."""
@@ -73,10 +78,8 @@ class Graphs:
         within = torch.rand(2, 3 * count, generator=draws) * nodes[edge_owners]
         edges = within.long() + (nodes.cumsum(0) - nodes)[edge_owners]
         sizes = {"node": len(owners), "edge": 3 * count, "graph": count}
-        values, spec = tree_flatten(self.tree)
-        made = {"edge_index": edges.to(values[0].device), "batch": owners.to(values[0].device)}
-        pairs = zip(self.names, values, strict=True)
-        return Graphs(tree_unflatten([made[n] if n in made else rows(v, sizes[n]) for n, v in pairs], spec), self.names)
+        device = self.leaf("batch").device
+        return self._with(edges.to(device), owners.to(device), lambda name, value: rows(value, sizes[name]))
 
 
 register_pytree_node(Graphs, lambda one: ([one.tree], one.names), lambda parts, names: Graphs(next(iter(parts)), names))
@@ -98,7 +101,7 @@ def graphs_in(tree: Any) -> Graphs | None:
     else:
         is_uneven = len({len(value) for _, value in values}) > 1
         edges = [key for key, value in whole if is_uneven and value.dim() == 2 and len(value) == 2]
-        batches = [key for key, value in whole if _numbers(value)]
+        batches = [key for key, value in whole if edges and _numbers(value)]
     if len(edges) != 1 or not batches:
         return None
 
@@ -110,11 +113,11 @@ def graphs_in(tree: Any) -> Graphs | None:
         return next((kind for kind in ("edge", "graph") if key.startswith(kind)), "node")
 
     found = Graphs(tree, tuple(name(key) for key, _ in values))
-    batch, ends = found.leaf("batch"), found.leaf("edge_index")
+    batch, ends, owners = found.leaf("batch"), found.leaf("edge_index"), found.owners
     if not bool((batch[ends[0]] == batch[ends[1]]).all()):
         raise ValueError("inputs: an edge joins two graphs of the batch, so that no graph goes through the model alone")
     for (key, value), kind in zip(values, found.names, strict=True):
-        if kind in found.owners and len(value) != len(found.owners[kind]):
+        if kind in owners and len(value) != len(owners[kind]):
             raise ValueError(f"inputs: {key} must have a row for each {kind}, not {len(value)} rows: {_RULE}")
     return found
 

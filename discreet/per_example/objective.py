@@ -164,6 +164,16 @@ def rows_of(tree: Tree, index: Any) -> Tree:
     return mapped(lambda value: value[index], tree)
 
 
+def filled(tree: Tree, rows: int) -> Tree:
+    """A batch with its last row again until there are so many: with fewer rows other kernels run, which round
+    otherwise."""
+    if isinstance(tree, Tensor) and len(tree) >= rows:
+        return tree
+
+    places = torch.arange(rows)
+    return mapped(lambda part: part if len(part) >= rows else part[places.clamp(max=len(part) - 1)], tree)
+
+
 def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     """The objective of a model and a loss.
 

@@ -34,9 +34,9 @@ from discreet.per_example.objective import (
     as_tree,
     count_of,
     cross_entropy,
+    filled,
     given,
     logit_gradients,
-    mapped,
     objective_of,
     one_each,
     rows_of,
@@ -199,7 +199,7 @@ def _passes(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[_Part
     count = count_of(inputs)
     rows = max(count, FEWEST)
     try:
-        terms = one_pass(objective, _filled(inputs, rows), _filled(targets, rows))
+        terms = one_pass(objective, filled(inputs, rows), filled(targets, rows))
     except Split as split:
         answers, groups = torch.unique(split.answers[:count], return_inverse=True)
         if len(answers) > max(_MOST_GROUPS, count // _FEWEST_IN_A_GROUP):
@@ -214,18 +214,8 @@ def _passes(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[_Part
 
 def _by_hand(objective: Objective, layers: list[nn.Module], inputs: Tensor, targets: Tensor) -> _Part:
     rows = max(len(inputs), FEWEST)
-    terms = perceptron_terms(layers, _filled(inputs, rows), _filled(targets, rows), slots=objective.slots)
+    terms = perceptron_terms(layers, filled(inputs, rows), filled(targets, rows), slots=objective.slots)
     return _Part(None, rows, combined(terms, objective.order))
-
-
-def _filled(tree: Tree, rows: int) -> Tree:
-    """A batch with its last row again until there are so many: with fewer rows other kernels run, which round
-    otherwise."""
-    if isinstance(tree, Tensor) and len(tree) >= rows:
-        return tree
-
-    places = torch.arange(rows)
-    return mapped(lambda part: part if len(part) >= rows else part[places.clamp(max=len(part) - 1)], tree)
 
 
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[_Part]:
@@ -235,7 +225,7 @@ def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> It
     for start in range(0, count, step):
         places = torch.arange(start, min(start + step, count), device=device)
         rows = max(len(places), min(step, FEWEST))
-        some = [_filled(rows_of(tree, places), rows) for tree in (inputs, targets)]
+        some = [filled(rows_of(tree, places), rows) for tree in (inputs, targets)]
         yield _Part(places, rows, built_terms(objective, *some, reason=reason))
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from discreet.per_example.calls import Call
 from discreet.per_example.functions import READS, words
 from discreet.per_example.graphs import Graphs, owners_taken
-from discreet.per_example.layouts import CONSTANT, FIRST, Layout, Mixed, Unserved, place
+from discreet.per_example.layouts import CONSTANT, FIRST, Layout, Mixed, Unserved, placed
 from discreet.per_example.terms import Lookup, Outer, Pair, Rows, Term
 
 _SCATTERING = ("index_add", "scatter_add", "scatter_reduce", "index_reduce", "scatter")
@@ -111,10 +111,9 @@ def moved(call: Call, function: Any) -> Any:
 
 
 def _mixed(call: Call, tag: Mixed) -> Any:
-    found = Mixed(f"{tag.reason}{place()}", tag.surely)
     if call.name in READS:
-        raise Unserved(found.reason)
-    return call.watch.results(call.run(), found)
+        raise Unserved(placed(tag).reason)
+    return call.watch.results(call.run(), tag)
 
 
 def _is_last(call: Call) -> bool:

@@ -65,6 +65,7 @@ from discreet.per_example.layouts import (
     refusal,
 )
 from discreet.per_example.norms import NORM_RULES
+from discreet.per_example.objective import batches_in
 from discreet.per_example.operations import CHECKS
 from discreet.per_example.recurrent import RECURRENT_RULES
 from discreet.per_example.rows import STRAY, Numbers, Owners, Ragged, kind_of, moved, note_graphs
@@ -145,13 +146,12 @@ class Watch(TorchFunctionMode):
 
     def rows(self, inputs: Any) -> None:
         """Notes that tensors have the examples in their first dimension, or of graphs, their nodes or edges."""
-        for value in tree_leaves(inputs):
-            if isinstance(value, Tensor):
-                self.give(value, FIRST)
-                self.read.append((ref(value), value._version))
-        for graphs in tree_leaves(inputs, is_leaf=lambda value: isinstance(value, Graphs)):
-            if isinstance(graphs, Graphs):
-                note_graphs(self, graphs)
+        for part in batches_in(inputs):
+            if isinstance(part, Graphs):
+                note_graphs(self, part)
+            elif isinstance(part, Tensor):
+                self.give(part, FIRST)
+        self.read += [(ref(value), value._version) for value in tree_leaves(inputs) if isinstance(value, Tensor)]
 
     def kind_of_rows(self, owners: Tensor) -> Self:
         """A kind of rows that belong to these examples, (rows,)."""

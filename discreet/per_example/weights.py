@@ -143,7 +143,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
         outputs = call.func(*args, **call.named)
         if layout.dim != 0:
             return outputs, Mixed(f"{call.name} works along the examples", surely=True)
-        held, added, order = call.weight(weight), call.weight(bias), call.tape.order
+        held, added = call.weight(weight), call.weight(bias)
         if turned and any(extra for extra in leaves(call.argument(5, "output_padding", default=0))):
             raise Unserved(f"{call.name} with output_padding")
         geometry = _geometry(call, weight.shape[2:], dims, turned=turned)
@@ -157,7 +157,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             if held is None:
                 return found
             if layout == FIRST and held.slot is not None:
-                return [weight_term(held.slot, geometry, images, rows, order), *found]
+                return [weight_term(held.slot, geometry, images, rows), *found]
             whole = summed(layout, built(geometry, images, rows))
             return [*held.terms(whole.view(*whole.shape[:2], *geometry.kernel, -1).movedim(-1, 2)), *found]
 
