@@ -13,7 +13,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from discreet.node.policy import policy_from
 from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, read_member
 from discreet.protocol.simulation_keys import MembershipFiles
 from discreet.settings.rules import ConfigError
-from discreet.simulation.processes import tied
+from discreet.simulation.processes import SCRATCH, removed_folder
 
 logger = logging.getLogger("discreet.node")
 
@@ -112,10 +111,11 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
 
 def start_preforked_clients() -> None:
     """Starts the preforked clients unless the environment names some, and has Flower find them. They end with this
-    process, and with what it becomes."""
+    process, and with what it becomes, and so does what they keep of the examples."""
     if SOCKET_VARIABLE not in os.environ:
-        path = Path(tempfile.mkdtemp(prefix="discreet-")) / "clients"
-        subprocess.Popen(tied(commands.clients_command(path)))
+        folder, _ = removed_folder()
+        path = folder / "clients"
+        subprocess.Popen(commands.clients_command(path), env={**os.environ, SCRATCH: str(folder)})
         os.environ[SOCKET_VARIABLE] = str(path)
     first = [str(Path(hand_over.__file__).parent), str(Path(sys.executable).parent)]
     os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])

@@ -80,6 +80,14 @@ def _starts(what: str, words: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-S", str(Path(__file__).resolve()), what, str(os.getpid()), *words]
 
 
+def removed_folder() -> tuple[Path, subprocess.Popen[bytes]]:
+    """A new folder for this user alone, and the process that removes it when this one ends, even by kill -9; processes
+    whose environment names the folder end before."""
+    folder, none = Path(tempfile.mkdtemp(prefix="discreet-")), subprocess.DEVNULL
+    command = _starts("remove", [str(folder)])
+    return folder, subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
+
+
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A folder for this user alone, which is removed with the block, or with this process, even by kill -9.
@@ -87,11 +95,7 @@ def scratch_folder() -> Iterator[Path]:
     Every process that is started in the block, and what that starts, ends with it too: their environment names the
     folder.
     """
-    folder = Path(tempfile.mkdtemp(prefix="discreet-"))
-    none = subprocess.DEVNULL
-    remover = subprocess.Popen(
-        _starts("remove", [str(folder)]), stdin=none, stdout=none, stderr=none, start_new_session=True
-    )
+    folder, remover = removed_folder()
     before = os.environ.get(SCRATCH)
     os.environ[SCRATCH] = str(folder)
     try:

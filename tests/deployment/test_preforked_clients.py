@@ -15,6 +15,7 @@ import pytest
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
 from discreet.deployment.flower_home import wait_until
+from discreet.simulation.processes import SCRATCH, carrying
 from tests.conftest import REPOSITORY
 
 SHIM = REPOSITORY / "discreet" / "deployment" / "flower_fixes" / COMMAND
@@ -80,3 +81,20 @@ def test_it_ends_with_the_process_that_started_it(listening: Listening) -> None:
     listening.parent.send_signal(signal.SIGKILL)
     wait_until(lambda: not listening.path.exists(), START_SECONDS, "it has ended")
     assert hand_over(str(listening.path), []) is None
+
+
+NODE = "import os, sys; from discreet.deployment.supernode import start_preforked_clients as start; start(); "
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_clients_keep_of_examples_is_erased_when_the_supernode_ends(number: signal.Signals) -> None:
+    code = f"{NODE}print(os.environ['{SOCKET_VARIABLE}'], flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, text=True, **pipes) as node:
+        assert node.stdout is not None
+        folder = Path(node.stdout.readline().strip()).parent
+        (folder / "features").mkdir()
+        (folder / "features" / "key.npy").write_bytes(b"as private as the examples")
+        node.send_signal(number)
+    wait_until(lambda: not folder.exists(), START_SECONDS, "it is erased")
+    assert carrying(SCRATCH, str(folder)) == []
