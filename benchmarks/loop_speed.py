@@ -137,7 +137,7 @@ def plain_gradient(case: Case) -> tuple[Tensor, ...]:
     """The gradient of the mean loss: what a step of SGD starts from."""
     trained = [value for value in case.model.parameters() if value.requires_grad]
     loss = case.loss(case.outputs(case.model), case.targets).mean()
-    return torch.autograd.grad(loss, trained, allow_unused=True)
+    return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 
 
 def clipped_sum(case: Case, clip_norm: float) -> tuple[Tensor, Tensor]:
@@ -155,9 +155,7 @@ def error_of(case: Case) -> float:
         for place in range(len(case.targets)):
             twice = [place, place]
             one = case._replace(inputs=rows_of(case.inputs, twice), targets=case.targets[twice])
-            parts = iter(plain_gradient(one))
-            values = ((next(parts) if value.requires_grad else None, value) for value in case.model.parameters())
-            whole = torch.cat([(torch.zeros_like(value) if part is None else part).flatten() for part, value in values])
+            whole = torch.cat([part.flatten() for part in plain_gradient(one)])
             wanted = wanted + whole * (clip / whole.norm()).clamp(max=1)
     return float((found - wanted).norm() / wanted.norm())
 

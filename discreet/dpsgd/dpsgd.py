@@ -27,7 +27,7 @@ from discreet.dpsgd.step_account import LoopPrivacy, StepAccount, spent_in
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.dropout import torch_draws_from
-from discreet.models.models import parts_of, trainable, trainable_part
+from discreet.models.models import parts_of, trainable
 from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
@@ -302,7 +302,7 @@ class DPSGD:
             loss = cross_entropy  # the one whose gradient is known
         total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
         below = (norms[norms.isfinite()] <= self._clip_norm).to(total.dtype)
-        return [trainable_part(self._model, total), below.sub_(0.5).sum()]
+        return [total, below.sub_(0.5).sum()]
 
     def _drawn(self, batch: Batch) -> Piece:
         piece = self._waiting

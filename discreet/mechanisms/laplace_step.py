@@ -65,7 +65,7 @@ def release_step(
     import torch
 
     from discreet.models.dropout import masks_from
-    from discreet.models.models import flatten_parameters, to_train, trainable_part
+    from discreet.models.models import flatten_parameters, to_train
     from discreet.per_example.per_example import l1_clipped_gradient_sum
 
     if len(examples) == 0:
@@ -76,5 +76,5 @@ def release_step(
         total, _ = l1_clipped_gradient_sum(
             model, inputs, targets=targets, clip_norm=privacy.clip_norm, loss=training.loss
         )
-    step = -learning_rate * trainable_part(model, total) / len(examples)
+    step = -learning_rate * total / len(examples)
     return privacy.mechanism.add_noise(step, 2 * learning_rate * privacy.clip_norm / len(examples), source)

@@ -272,15 +272,6 @@ def load_parameters(model: nn.Module, vector: Tensor) -> None:
         parameter.copy_(part)
 
 
-def trainable_part(model: nn.Module, vector: Tensor) -> Tensor:
-    """The part of a vector over all parameters, as `clipped_gradient_sum` gives it, that belongs to the trainable."""
-    parameters = list(model.parameters())
-    if all(value.requires_grad for value in parameters):
-        return vector
-    parts = torch.split_with_sizes(vector, [value.numel() for value in parameters])
-    return torch.cat([part for part, value in zip(parts, parameters, strict=True) if value.requires_grad])
-
-
 def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
     """`vector` cut into views shaped like the trainable parameters. Raises as `load_parameters`."""
     parameters = trainable(model)

@@ -196,7 +196,8 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if autocast not in (None, torch.bfloat16):
         raise ValueError(f"torch.autocast must be for torch.bfloat16, not {autocast}: small gradients would be lost")
-    slots = {id(value): Slot(index, value.shape) for index, value in enumerate(parameters) if value.requires_grad}
+    trained = (value for value in parameters if value.requires_grad)
+    slots = {id(value): Slot(index, value.shape) for index, value in enumerate(trained)}
     dtype = torch.float64 if torch.float64 in kinds else torch.float32
     return Objective(model, loss, order, modules, parameters, slots, dtype, autocast)
 

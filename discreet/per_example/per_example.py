@@ -85,8 +85,8 @@ def clipped_gradient_sum(
       loss: from what the model gives and targets to one value an example, (n,), that depends on that example alone.
 
     Returns:
-      total, (num_params,), in the order of model.parameters(), tied parameters once, zero for frozen ones; float32
-        for bfloat16 parameters, and under torch.autocast, which holds for the model and the loss alone.
+      total, (num_params,), of the trainable parameters in the order of model.parameters(), tied ones once; float32 for
+        bfloat16 parameters, and under torch.autocast, which holds for the model and the loss alone.
       norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not finite, or whose
       squared norm overflows, counts as zero in the sum, and its norm is inf.
 
@@ -159,7 +159,7 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
 
 
 def _parts(objective: Objective) -> Parts:
-    return Parts([value.shape for value in objective.parameters], _zeros(objective, 0))
+    return Parts([slot.shape for slot in objective.slots.values()], _zeros(objective, 0))
 
 
 def _zeros(objective: Objective, count: int) -> Tensor:
@@ -221,7 +221,7 @@ def _by_hand(objective: Objective, layers: list[nn.Module], inputs: Tensor, targ
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[_Part]:
     """Gradients that torch.func builds, for some examples at a time."""
     count, device = count_of(inputs), objective.parameters[0].device
-    step = max(1, _BUILT_FLOATS // sum(value.numel() for value in objective.parameters))
+    step = max(1, _BUILT_FLOATS // sum(slot.shape.numel() for slot in objective.slots.values()))
     for start in range(0, count, step):
         places = torch.arange(start, min(start + step, count), device=device)
         rows = max(len(places), min(step, FEWEST))

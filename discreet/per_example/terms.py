@@ -105,7 +105,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The index of a parameter in model.parameters(), and its shape.
+    """The index of a parameter among those that are trained, and its shape.
 
     `kernel_last`: values come as (out, *kernel, in), the way convolutions see patches, not as (out, in, *kernel).
     """

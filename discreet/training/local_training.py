@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from discreet.accounting.events import poisson_round_event
 from discreet.data.examples import Examples
 from discreet.models.dropout import masks_from
-from discreet.models.models import flatten_parameters, load_parameters, to_train, trainable, trainable_part
+from discreet.models.models import flatten_parameters, load_parameters, to_train, trainable
 from discreet.per_example.objective import Loss
 from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from discreet.privacy.mechanisms import Gaussian
@@ -338,7 +338,7 @@ class OneClient:
         inputs, targets = self.examples.inputs[batch], self.examples.targets[batch]
         loss = self.settings.loss
         total, _ = clipped_gradient_sum(self.model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)
-        return trainable_part(self.model, total).unsqueeze(0)
+        return total.unsqueeze(0)
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         assert self.settings.example is not None
@@ -370,7 +370,7 @@ def shared_step(
     inputs = examples.inputs.double() if examples.inputs.is_floating_point() else examples.inputs
     with masks_from(source, exact):
         total = sequential_sum(exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss)
-    return trainable_part(exact, total) * (-settings.learning_rate / settings.batch_size)
+    return total * (-settings.learning_rate / settings.batch_size)
 
 
 def epoch_order(source: RandomSource, epoch: int, size: int) -> Tensor:

@@ -25,15 +25,16 @@ def loss_for(targets: Tensor) -> Loss:
 
 
 def single_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss | None = None) -> Tensor:
-    """(n, num_params): each row from one forward and one backward pass; zeros where there is no gradient."""
+    """(n, num_params), of the trained ones: each row from one forward and one backward pass; zeros where there is no gradient."""
     rows, loss = [], loss or loss_for(targets)
+    trained = [value for value in model.parameters() if value.requires_grad]
     for index in range(len(inputs)):
         model.zero_grad()
         loss(model(inputs[index : index + 1]), targets[index : index + 1]).sum().backward()  # type: ignore[no-untyped-call]
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         rows.append(torch.cat([value.flatten() for value in found]).detach().clone())
     model.zero_grad()
-    return torch.stack(rows) if rows else torch.zeros(0, sum(p.numel() for p in model.parameters()))
+    return torch.stack(rows) if rows else torch.zeros(0, sum(value.numel() for value in trained))
 
 
 def clipped_sum(gradients: Tensor, clip: float, *, order: int = 2) -> tuple[Tensor, Tensor]:
