@@ -25,7 +25,7 @@ def loss_for(targets: Tensor) -> Loss:
 
 
 def single_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss | None = None) -> Tensor:
-    """(n, num_params), of the trained ones: each row from one forward and one backward pass; zeros where there is no gradient."""
+    """(n, num_params) of the trained ones: each row from one forward and one backward pass, zero without a gradient."""
     rows, loss = [], loss or loss_for(targets)
     trained = [value for value in model.parameters() if value.requires_grad]
     for index in range(len(inputs)):
