@@ -27,6 +27,7 @@ WHOLE = words("all any sum mean max min amax amin count_nonzero")
 COMPARED = words("eq ne lt le gt ge logical_not logical_and logical_or and or invert not neg abs add sub mul to")
 FILLED = words("zeros ones full empty new_zeros new_ones new_full new_empty rand randn")
 COPYING = words("expand repeat expand_as broadcast_to tile")
+LIKE = words("view_as reshape_as expand_as")  # take the shape of another tensor
 VIEWS = words("T mT H mH data real")  # attributes that are tensors
 SHAPING = COPYING | words("view reshape unflatten narrow split chunk")  # may be given a size that counts examples
 PYTHON = {"embedding_bag", "lstm_layer"}  # functions with rules that are written in Python

@@ -25,7 +25,12 @@ class Unserved(Exception):
 
 
 class MixesExamples(ValueError):
-    """A forward that mixes examples."""
+    """A forward that mixes examples. `reason`: the call that does."""
+
+    def __init__(self, reason: str) -> None:
+        why = "Clipping bounds what one example changes only if each goes through the model alone"
+        super().__init__(f"the model's forward mixes examples: {reason}. {why}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +151,7 @@ def place() -> str:
 
 def refusal(tag: Mixed) -> Exception:
     """The error for a value that the loss needs, and that does not follow example by example."""
-    if not tag.surely:
-        return Unserved(tag.reason)
-    return MixesExamples(
-        f"the model's forward mixes examples: {tag.reason}. Clipping bounds what one example changes only if each goes "
-        "through the model alone"
-    )
+    return MixesExamples(tag.reason) if tag.surely else Unserved(tag.reason)
 
 
 def placed(tag: Mixed) -> Mixed:

@@ -76,6 +76,12 @@ def over_last(dims: int, least: int = 0) -> Check:
     return check
 
 
+def sides_padded(call: Call) -> Tag:
+    """pad: two numbers for each dimension, the last one first; of zeros nothing is added."""
+    sides = call.argument(1, "pad")
+    return over_last(max((place // 2 + 1 for place, side in enumerate(sides) if side), default=0))(call)
+
+
 def rows(call: Call) -> Tag:
     """Of tensors that have the examples, and nothing else, in the first dimension."""
     names = [(value, ["rows", *((place, id(value)) for place in range(1, value.dim()))]) for value in call.tensors]
@@ -372,7 +378,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
      "upsample_bilinear2d upsample_bicubic2d pixel_shuffle pixel_unshuffle", over_last(2, least=1)),
     ("max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices upsample_nearest3d "
      "upsample_trilinear3d", over_last(3, least=1)),
-    ("pad", lambda call: over_last(len(call.argument(1, "pad")) // 2)(call)),
+    ("pad", sides_padded),
     ("unfold", along(1, keeps=True)),
     ("im2col col2im channel_shuffle feature_dropout feature_alpha_dropout max_unpool2d max_unpool3d "
      "fractional_max_pool2d fractional_max_pool3d", rows),

@@ -49,6 +49,7 @@ from discreet.per_example.trial import (
     CONFUSED,
     Undrawn,
     check_layers,
+    goes_alone,
     made_up,
     same_chance,
     try_out,
@@ -349,12 +350,10 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
             examples = made_up(model, inputs, _MADE_UP, seed, small=small)
             with same_chance(objective.parameters[0].device), Undrawn():
                 reason = _tried_on(objective, examples)
+        except Unserved as error:
+            return str(error)
         except MixesExamples:
             raise
-        except Unserved as error:
-            if isinstance(error.__cause__, MixesExamples):  # no size of made-up examples is counted by chance
-                raise error.__cause__ from None
-            return str(error)
         except CONFUSED as error:
             reason, small = str(error), True
         if not reason:
@@ -364,9 +363,16 @@ def _disagreement(model: nn.Module, inputs: Tree) -> str:
 
 def _tried_on(objective: Objective, examples: Tree) -> str:
     targets = _zeros(objective, _MADE_UP)
-    found, part = _rows(objective, _passes(objective, examples, targets)), AGREEMENT
-    if objective.rounds:
-        part = COARSE_AGREEMENT
+    try:
+        found = _rows(objective, _passes(objective, examples, targets))
+    except (MixesExamples, Unserved) as error:
+        mixes = error if isinstance(error, MixesExamples) else error.__cause__  # of a size no other is by chance
+        if not isinstance(mixes, MixesExamples):
+            raise
+        if goes_alone(objective, examples, targets):  # such as a sort that is undone again
+            raise Unserved(mixes.reason) from None
+        raise mixes from None
+    part = COARSE_AGREEMENT if objective.rounds else AGREEMENT
     for place in range(_MADE_UP):
         one = slice(place, place + 1)
         alone = plain_gradient(objective, rows_of(examples, one), targets[one])

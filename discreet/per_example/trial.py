@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside, redispatch
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.layouts import Unserved
-from discreet.per_example.objective import Loss, Objective, Tree, mapped
+from discreet.per_example.objective import Loss, Objective, Tree, mapped, rows_of
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
 COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after layer
@@ -165,6 +165,15 @@ def two_passes(objective: Objective, inputs: Tree) -> tuple[Any, Any, str]:
     with same_chance(device):
         again = objective.outputs(inputs)
     return outputs, again, "".join([*moved, *moved_since(model, before)][:1])
+
+
+@torch.no_grad()
+def goes_alone(objective: Objective, examples: Tree, targets: Tensor) -> bool:
+    """True if the losses of examples together are those of each alone."""
+    together = objective.losses(objective.outputs(examples), targets)
+    one_row = [slice(place, place + 1) for place in range(len(targets))]
+    alone = [objective.losses(objective.outputs(rows_of(examples, one)), targets[one]) for one in one_row]
+    return not differ(together, torch.cat(alone))
 
 
 @contextmanager

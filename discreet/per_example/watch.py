@@ -40,6 +40,7 @@ from discreet.per_example.functions import (
     COPYING,
     DRAWING,
     FILLED,
+    LIKE,
     READS,
     RECURRENT,
     SHAPING,
@@ -204,6 +205,10 @@ class Watch(TorchFunctionMode):
                 self.lengths[tag.kind.count] = tag.kind
             is_size = isinstance(tag, Layout)
             return self._size(Call(self, func, function.name, args, named)) if is_size else func(*args, **named)
+        if function.name in LIKE and isinstance(self.tag(args[-1]), Layout):
+            size = self._size(Call(self, func, "shape", args[-1:], {}))
+            func, args = getattr(Tensor, function.name.removesuffix("_as")), (args[0], size)
+            function = function_of(func)
         call = Call(self, func, function.name, args, named)
         is_python = function.is_python and func is not self.inner
         if not call.of_examples:

@@ -156,6 +156,7 @@ MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "the number of examples in arithmetic": lambda model, x: x * (x.size(0) + 1),
     "as many copies as examples": lambda model, x: x.unsqueeze(1).expand(-1, x.size(0), -1).sum(1),
     "a branch on the number of examples": lambda model, x: x.relu() if x.size(0) > 2 else x,
+    "another order of the examples": lambda model, x: x[x.sum(1).argsort()],
     "a table by the place in the batch": lambda model, x: x + model.table[: len(x)],  # type: ignore[index]
     "a parameter of as many rows as examples": lambda model, x: x + model.wide,
     "a table of as many rows as examples": lambda model, x: x + model.table,  # type: ignore[operator]
@@ -261,6 +262,10 @@ SERVED: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "sorted": lambda model, x: x.sort(1).values,
     "its own answer": lambda model, x: x.relu() if bool((x > -9).all()) else x,
     "its length": lambda model, x: x.view(len(x), 2, 2).flatten(1),
+    "padded beside the examples": lambda model, x: functional.pad(x, (1, 0, 0, 0))[:, :4],
+    "the shapes of other tensors": lambda model, x: (
+        x.view(-1, 2, 2).reshape_as(x.tanh()) * x[:, :1].expand_as(x) + model.scale.expand_as(x)
+    ),
     "a loop over positions": lambda model, x: torch.stack([x[:, place] * place for place in range(4)], dim=1),
     "steps first": _steps_first,
     "examples and positions in one dimension": _in_one_dimension,
@@ -288,6 +293,19 @@ def test_what_treats_each_example_alone_is_watched(name: str) -> None:
     model = seeded(lambda: Forward(SERVED[name]))
     for order in (2, 1):
         assert_matches(model, rows(), TARGETS, clip=0.2, order=order)
+
+
+def _by_experts(model: Forward, x: Tensor) -> Tensor:
+    """As a mixture of experts takes examples: those of one expert after another, and then back in their order."""
+    order = x[:, 0].argsort()
+    left, right = x[order].split([int((x[:, 0] <= 0).sum()), int((x[:, 0] > 0).sum())])
+    return torch.cat([left.tanh(), model.first(right)])[order.argsort()]
+
+
+def test_an_order_that_is_undone_again_takes_one_example_after_the_other(fallen_back: Callable[[], bool]) -> None:
+    model = seeded(lambda: Forward(_by_experts))
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+    assert fallen_back()
 
 
 class WithLoss(nn.Module):
