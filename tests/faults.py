@@ -60,6 +60,11 @@ def _looked_at_once(real: Any) -> Any:
     return require_room
 
 
+class _Anything:
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
 def _kept_sums(real: Any) -> Any:
     def read(self: Any) -> Any:
         sums = self._sums
@@ -547,6 +552,36 @@ FAULTS = (
         "discreet.privacy.secure_grid:MOST_GRADIENTS",
         lambda _: 2**30,
         "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more",
+    ),
+    Fault(
+        "frozen layers compute features of all rows together, unwatched",
+        "discreet.models.fixed_part:rows_apart",
+        lambda _: lambda forward, inputs, modules: forward(inputs),
+        "models/test_fixed_part.py::test_an_example_moves_no_features_of_another",
+    ),
+    Fault(
+        "features of other frozen values are taken for those of these",
+        "discreet.models.fixed_part:frozen_digest",
+        always(""),
+        "models/test_fixed_part.py::test_features_are_computed_once_and_their_files_are_private_or_without_a_name",
+    ),
+    Fault(
+        "a client trains on other frozen values than the server's",
+        "discreet.node.client:frozen_digest",
+        lambda real: lambda model: _Anything(),
+        "models/test_frozen.py::test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers",
+    ),
+    Fault(
+        "the first of FFA-LoRA's matrices is trained too",
+        "discreet.models.transformer:with_lora",
+        lambda real: lambda model, lora, **how: real(model, replace(lora, kind="lora"), **how),
+        "models/test_transformer.py::test_what_learns_is_small_and_all_else_is_the_same_wherever_it_is_built",
+    ),
+    Fault(
+        "code in a folder of weights runs",
+        "discreet.data.tokens:LOCAL",
+        lambda real: real | {"trust_remote_code": True},
+        "models/test_transformer.py::test_code_in_a_folder_is_never_run",
     ),
 )
 

@@ -82,10 +82,12 @@ def test_features_are_computed_once_and_their_files_are_private_or_without_a_nam
     assert [path.suffix for path in tmp_path.iterdir()] == ([".npy"] if place == "node" else [])
     if place == "node":  # in the process of the next message
         fixed_part._held.clear()
-    monkeypatch.setattr(layer, "forward", None)
-    assert torch.equal(
-        fixed_part.features_of(layer, examples).inputs, torch.nn.functional.linear(inputs, *layer.parameters())
-    )
+    with monkeypatch.context() as patched:
+        patched.setattr(layer, "forward", None)
+        again = fixed_part.features_of(layer, examples).inputs
+    assert torch.equal(again, torch.nn.functional.linear(inputs, *layer.parameters()))
+    layer.bias.data.add_(1)
+    assert torch.equal(fixed_part.features_of(layer, examples, batch_size=5).inputs, layer(inputs))
 
 
 @pytest.mark.parametrize("engine", ["auto", "sequential"])
