@@ -91,7 +91,8 @@ def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
         return Reader(with_lora(body, lora, kind=body.config.model_type), pad, at_each_step=True)
     sizes = {"num_labels": shape.num_outputs, "pad_token_id": pad}
     body = _loaded(library.AutoModelForSequenceClassification, folder, library, **sizes)
-    saved = [name for name in ("classifier", "score") if hasattr(body, name)]
+    # All around the pretrained model itself is new: a head, and what may stand before it.
+    saved = [name for name, part in body.named_children() if name != body.base_model_prefix and [*part.parameters()]]
     return Reader(with_lora(body, lora, kind=body.config.model_type, saved=saved), pad, at_each_step=False)
 
 
@@ -135,7 +136,8 @@ def with_lora(model: nn.Module, lora: LoraConfig, *, kind: str, saved: list[str]
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
     layers: str | list[str] = lora.targets or list(USUAL.get(kind, ())) or "all-linear"
-    settings = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, modules_to_save=saved)
+    apart = {"modules_to_save": saved, "exclude_modules": saved}
+    settings = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, **apart)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of peft, for what transformers 6 will rename, and for GPT-2's layers

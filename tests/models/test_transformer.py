@@ -12,7 +12,7 @@ import peft
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertModel
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Task
@@ -97,6 +97,24 @@ def test_what_learns_is_small_and_all_else_is_the_same_wherever_it_is_built(
     pairs = 4 * (16 * 4)  # query and value of two layers, hidden size 16, rank 4
     assert sum(value.numel() for value in trainable(one)) == pairs * (2 if lora.kind == "lora" else 1) + 3 * 16 + 3
     assert any("lora_A" in name for name in frozen(one)) == (lora.kind == "ffa")
+
+
+def test_beside_low_rank_matrices_every_layer_learns_that_the_folder_does_not_have(
+    weights: dict[str, Path], tasks: dict[str, Task], tmp_path: Path
+) -> None:
+    folder = tmp_path / "distilbert"
+    shutil.copytree(weights["bert"], folder)
+    DistilBertModel(DistilBertConfig(vocab_size=17, dim=16, hidden_dim=32, n_layers=1, n_heads=2)).save_pretrained(
+        folder
+    )
+    model = model_for(settings_of(folder, LoraConfig("lora")), tasks["bert"].shape, seed=3)
+    learns = [name for name, value in model.named_parameters() if value.requires_grad]
+    assert {name for name in learns if "lora" not in name} == {
+        f"body.base_model.model.{layer}.modules_to_save.default.{part}"
+        for layer in ("pre_classifier", "classifier")
+        for part in ("weight", "bias")
+    }
+    assert any("lora" in name for name in learns)
 
 
 def words_of(kind: str, weights: dict[str, Path], folder: Path) -> list[str]:
