@@ -136,8 +136,9 @@ def with_lora(model: nn.Module, lora: LoraConfig, *, kind: str, saved: list[str]
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
     layers: str | list[str] = lora.targets or list(USUAL.get(kind, ())) or "all-linear"
-    apart = {"modules_to_save": saved, "exclude_modules": saved}
-    settings = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, **apart)
+    settings = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, modules_to_save=saved, exclude_modules=saved
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of peft, for what transformers 6 will rename, and for GPT-2's layers
