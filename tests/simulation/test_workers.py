@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -74,12 +73,6 @@ def test_a_killed_worker_is_said() -> None:
             next(each.replies([0]))
     finally:
         each.close()
-
-
-@pytest.mark.skipif(not can_fork(), reason="needs Linux")
-def test_a_process_of_a_pool_has_no_workers() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert not pool.apply(can_fork)
 
 
 def _killed(params: Tensor, work: int) -> PartialReply:
