@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.own_models import OWN
 from discreet.privacy.randomness import RandomSource
-from discreet.simulation.chunk import Chunk, SecureDraws, SeededDraws, chunk_updates, dual_is_cheaper, dual_sgd
+from discreet.simulation.chunk import Chunk, SecureDraws, chunk_updates
 from discreet.simulation.client_examples import shared_examples, table_of
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from tests.node.clients import clipped, gradients, write
@@ -122,34 +120,3 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2
     assert sampling_probability(2, rare) == 0.5
-
-
-PLAIN = LocalSettings(1, 10, 0.1, 0.0)
-
-
-def in_span(clients: Clients, how: LocalSettings) -> torch.Tensor:
-    return dual_sgd(clients.chunk([how] * len(clients.sizes), SeededDraws(clients.sources())), clients.start)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any),
-    epochs=st.integers(1, 3),
-    batch_size=st.integers(1, 13),
-    momentum=st.sampled_from([0.0, 0.7]),
-    model=st.sampled_from(["logistic_regression", "mlp", "mlp200"]),
-)
-def test_it_moves_clients_as_each_moves_alone(
-    sizes: list[int], epochs: int, batch_size: int, momentum: float, model: str
-) -> None:
-    clients = Clients(model, (6,), tuple(sorted(sizes, reverse=True)))
-    how = LocalSettings(epochs, batch_size, 0.1, momentum)
-    assert apart(in_span(clients, how), clients.alone(how)) < 1e-4
-
-
-def test_it_is_taken_where_the_first_layer_is_large_for_the_examples() -> None:
-    layers = Clients("mlp", (784,), (1,)).layers
-    assert dual_is_cheaper(layers, 60, PLAIN)
-    assert not dual_is_cheaper(layers, 5000, PLAIN)
-    assert dual_is_cheaper(layers, 300, replace(PLAIN, epochs=5))
-    assert not dual_is_cheaper(layers, 0, PLAIN)

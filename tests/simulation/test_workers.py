@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
+from discreet.simulation.workers import ForkedWorkers, NoWorkers, Workers, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
@@ -32,7 +32,7 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> P
 
 def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
     train = partial(scaled, offset=0.5)
-    return ForkedWorkers(train, count=count, num_params=2) if forked else ThreadWorker(train)
+    return ForkedWorkers(train, count=count, num_params=2) if forked else NoWorkers(train)
 
 
 @pytest.mark.parametrize("forked", KINDS)
