@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -193,18 +193,13 @@ class Batch:
 
 def read(data: SharedExamples, batch: BatchNumbers, *, mean: bool) -> Batch:
     """A batch with the weight 1 for what counts; with `mean` 1 / count, so that a client's sum is a mean."""
-    numbered = with_numbers(data.targets, batch, mean=mean)
-    inputs = data.read(numbered.inputs.flatten())
-    return replace(numbered, inputs=inputs.view(*numbered.inputs.shape, *data.inputs.shape[1:]))
-
-
-def with_numbers(targets: Tensor, batch: BatchNumbers, *, mean: bool) -> Batch:
-    """As `read`, with the numbers of the examples, (k, width), in the place of their inputs."""
-    numbers, width = torch.from_numpy(np.ascontiguousarray(batch.numbers)), batch.numbers.shape[1]
+    shape, width = batch.numbers.shape, batch.numbers.shape[1]
     weight = 1 / np.maximum(batch.counts, 1).astype(np.float32) if mean else np.ones(len(batch.counts), np.float32)
-    weights = torch.from_numpy(weight).unsqueeze(1).expand(numbers.shape)
+    weights = torch.from_numpy(weight).unsqueeze(1).expand(shape)
     if (batch.counts < width).any():
         weights = weights * torch.from_numpy(np.arange(width) < batch.counts[:, None])
-    numbers = numbers.to(targets.device)
-    found = targets.index_select(0, numbers.flatten()).view(*numbers.shape, *targets.shape[1:])
-    return Batch(numbers, found, weights.to(targets.device))
+    rows = torch.from_numpy(np.ascontiguousarray(batch.numbers)).to(data.device).flatten()
+    inputs, targets = data.read(rows), data.targets.index_select(0, rows)
+    return Batch(
+        inputs.view(*shape, *inputs.shape[1:]), targets.view(*shape, *targets.shape[1:]), weights.to(data.device)
+    )

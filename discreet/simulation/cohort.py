@@ -29,7 +29,7 @@ from discreet.server.transport import Failure
 from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import table_of
 from discreet.simulation.engine import Engine
-from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
+from discreet.simulation.workers import ForkedWorkers, NoWorkers, Workers, can_fork
 from discreet.training.local_training import LocalSettings
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
@@ -122,7 +122,7 @@ def _workers_here(trainer: _Trainer) -> Workers[_Work]:
         size, vector = engine.model.layout.size, trainer.vector
         length = size if vector is None else vector.length
         return ForkedWorkers(train, count=engine.workers, num_params=size, sum_length=length)
-    return ThreadWorker(train, count=engine.workers)
+    return NoWorkers(train, count=engine.workers)
 
 
 @dataclass(frozen=True, eq=False)

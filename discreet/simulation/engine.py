@@ -29,7 +29,7 @@ from discreet.queries.query import EVALUATION, Query, query_of
 from discreet.server.plan import Plan
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.training import TaskConfig
-from discreet.simulation.chunk import Chunk, SeededDraws, chunk_updates, dual_is_cheaper
+from discreet.simulation.chunk import Chunk, SeededDraws, chunk_updates
 from discreet.simulation.client_examples import SharedExamples, TrainedExamples, shared_examples, table_of, trained_on
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
@@ -120,15 +120,12 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
         query = query_of(EVALUATION, run, task.shape)
         rates = Rating(query, learned, own_noise(run, query.l1_norm))
     local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
-    # The first clients stand for all: a chunk that is a little too large or too small still gives the same numbers.
-    examples = int(client_examples.sizes(np.arange(min(len(client_examples), 100))).max(initial=0))
     by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
     floats = client_floats(
         learned,
         data.read(torch.zeros(1, dtype=torch.int64, device=device)),
         batch_size=run.training.batch_size,
-        dual=examples if not by_example and dual_is_cheaper(layers, examples, local) else 0,
         built=by_example and isinstance(layers, MappedModel),
     )
     kind = "cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type
@@ -155,7 +152,7 @@ def trains_together(model: MappedModel, data: SharedExamples, task: TaskConfig, 
     return bool(((found[0] - found[1]).norm(dim=1) <= _AGREEMENT * found[1].norm(dim=1)).all())
 
 
-def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, built: bool = False) -> int:
+def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, built: bool = False) -> int:
     """The number of floats that training a client reads and writes again and again: its parameters, the change of
     these, and what a batch leaves for the backward pass.
 
@@ -163,7 +160,6 @@ def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, dual: i
         model: on the device of `example`.
         example: one input, (1, *input_shape).
         batch_size: examples of each client at a time.
-        dual: the examples of a client if the first layer is trained in its dual form (`chunk.py`), else 0.
         built: the gradient of each example is built.
     """
     kept = 0
@@ -178,11 +174,8 @@ def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, dual: i
     with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
         model(example)
     to_train(model)
-    sizes = [parameter.numel() for parameter in trainable(model)]
-    if dual:
-        first = next(model.parameters())
-        sizes[0] = dual * (dual + 2 * len(first))
-    return (2 + batch_size * built) * sum(sizes) + batch_size * (kept + example.numel())
+    size = sum(parameter.numel() for parameter in trainable(model))
+    return (2 + batch_size * built) * size + batch_size * (kept + example.numel())
 
 
 def chunk_size(floats: int, kind: str = "cpu") -> int:

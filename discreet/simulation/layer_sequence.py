@@ -185,19 +185,17 @@ class LayerSequence:
 
         `into` may be `params` itself: gradients are those before any of it has changed.
         """
-        self.apply(self.passes(params, batch)[1], into, keep=keep, rate=rate)
-
-    def apply(self, uses: list[Use], into: Params, *, keep: float, rate: float) -> None:
-        """into = keep * into + rate * (the gradients that `uses` are made of), in place."""
-        for use in uses:
+        for use in self._passes(params, batch):
             inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
-            weight = into[use.weight]
+            weight, bias = into[use.weight], into[use.weight + 1]
             weight.view(*weight.shape[:2], -1).baddbmm_(grads.transpose(1, 2), inputs, beta=keep, alpha=rate)
-            add_bias(into[use.weight + 1], grads, keep=keep, rate=rate)
+            if keep != 1:
+                bias.mul_(keep)
+            bias.add_(grads.sum(1), alpha=rate)
 
     def clipped_sums(self, params: Params, batch: Batch, clip_norm: float) -> Tensor:
         """Each client's sum of per-example gradients, every one clipped to `clip_norm`: (k, num_params)."""
-        _, uses = self.passes(params, batch)
+        uses = self._passes(params, batch)
         scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), clip_norm)
         totals = [torch.zeros(0)] * len(self.layout.blocks)
         for use in uses:
@@ -208,31 +206,19 @@ class LayerSequence:
             totals[use.weight + 1] = grads.sum(1)
         return self.layout.rows(totals)
 
-    def passes(self, params: Params, batch: Batch, *, first: int = 0) -> Backward:
-        """Runs the layers from `first` on forward, on the batch's inputs, and backward.
-
-        Returns the gradients at these inputs (None if nothing before them has parameters), and the parts of the
-        layers' own.
-        """
+    def _passes(self, params: Params, batch: Batch) -> list[Use]:
+        """Runs the layers forward and backward; what the layers' own gradients are made of."""
         outputs, saved = batch.inputs, []
-        for layer in self.layers[first:]:
+        for layer in self.layers:
             outputs, kept = layer.forward(params, outputs)
             saved.append(kept)
         grads: Tensor | None = output_gradients(outputs, batch, self.loss)
         uses: list[Use] = []
-        for number in reversed(range(max(first, self.first), len(self.layers))):
+        for number in reversed(range(self.first, len(self.layers))):
             assert grads is not None
-            further = number > self.first
-            grads, found = self.layers[number].backward(params, saved[number - first], grads, further=further)
+            grads, found = self.layers[number].backward(params, saved[number], grads, further=number > self.first)
             uses += found
-        return grads, uses
-
-
-def add_bias(bias: Tensor, grads: Tensor, *, keep: float, rate: float) -> None:
-    """bias = keep * bias + rate * (the sum of `grads` (k, n, out) over n), in place."""
-    if keep != 1:
-        bias.mul_(keep)
-    bias.add_(grads.sum(1), alpha=rate)
+        return uses
 
 
 def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:

@@ -1,4 +1,4 @@
-"""Trains chunks of clients side by side: in processes that share memory, or in a thread of this one.
+"""Trains chunks of clients side by side, in processes that share memory; or in this one.
 
 A small model is a row of short calls, and threads would wait for Python's lock between them: two threads are slower
 than one. Forked processes have the shared data set and the engine as they stand, without a copy; parameters and
@@ -18,8 +18,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
@@ -40,32 +39,23 @@ TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSE
 KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
 
 
-class ThreadWorker(Generic[Work]):
-    """One thread, which trains a piece while the caller takes the one before: for a GPU, and if nothing can fork.
+class NoWorkers(Generic[Work]):
+    """Trains in this process, when a reply is asked for: for a GPU, and if nothing can fork.
 
-    It works as `ForkedWorkers` does. `count`: of the processes that it stands for; work that is cut for so many gives
-    the same sums.
+    `count`: of the processes that it stands for; work that is cut for so many gives the same sums.
     """
 
     def __init__(self, train: Train[Work], *, count: int = 1) -> None:
         self._train, self._params, self.count = train, torch.empty(0), count
-        self._running: Future[PartialReply] | None = None
-        self._pool = ThreadPoolExecutor(1, "cohort", initializer=torch.set_num_threads, initargs=(1,))
 
     def begin(self, params: Tensor) -> None:
-        wait([self._running] if self._running else [])
-        self._params, self._running = params, None
+        self._params = params
 
     def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
-        for work in works:
-            before, self._running = self._running, self._pool.submit(self._train, self._params, work)
-            if before is not None:
-                yield before.result()
-        if self._running is not None:
-            yield self._running.result()
+        return (self._train(self._params, work) for work in works)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """There is nothing to end."""
 
 
 class ForkedWorkers(Generic[Work]):
@@ -85,8 +75,8 @@ class ForkedWorkers(Generic[Work]):
         self._params = _mapped(num_params, dtype=torch.float32)
         self._slots = _mapped(places, sum_length or num_params, dtype=torch.float64)
         self._free = deque(range(places))
-        self._processes: list[_Process] = []
-        self._waiting: deque[tuple[_Process, int]] = deque()
+        self._processes: deque[tuple[BaseProcess, Connection]] = deque()
+        self._waiting: deque[tuple[Connection, int]] = deque()
 
     def begin(self, params: Tensor) -> None:
         """Sets the parameters that work starts from, until the next call. What an earlier round left is given up."""
@@ -109,14 +99,16 @@ class ForkedWorkers(Generic[Work]):
 
     def _submit(self, work: Work) -> None:
         if not self._processes:
-            self._processes = [self._fork() for _ in range(self.count)]
+            self._processes.extend(self._fork() for _ in range(self.count))
         slot = self._free.popleft()
+        # By turns: chunks are about equally long.
+        self._processes.append(self._processes.popleft())
+        pipe = self._processes[-1][1]
         try:
-            process = min(self._processes, key=_Process.left_to_do)
-            process.give(slot, work)
+            pipe.send((slot, work))
         except (EOFError, OSError) as error:
             raise RunLostError(KILLED) from error
-        self._waiting.append((process, slot))
+        self._waiting.append((pipe, slot))
 
     def _result(self) -> PartialReply:
         told, slot = self._next()
@@ -126,22 +118,22 @@ class ForkedWorkers(Generic[Work]):
 
     def close(self) -> None:
         """Ends the workers."""
-        for process in self._processes:
-            process.pipe.close()
-            process.worker.kill()
-            process.worker.join()
+        for worker, pipe in self._processes:
+            pipe.close()
+            worker.kill()
+            worker.join()
         self._processes.clear()
         self._waiting.clear()
 
     def _next(self) -> tuple[PartialReply | Exception, int]:
-        process, slot = self._waiting.popleft()
+        pipe, slot = self._waiting.popleft()
         self._free.append(slot)
         try:
-            return process.take(), slot
+            return pipe.recv(), slot
         except (EOFError, OSError) as error:
             raise RunLostError(KILLED) from error
 
-    def _fork(self) -> _Process:
+    def _fork(self) -> tuple[BaseProcess, Connection]:
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()
         words = (self._train, self._params, self._slots, there, os.getpid())
@@ -151,11 +143,11 @@ class ForkedWorkers(Generic[Work]):
             warnings.simplefilter("ignore", DeprecationWarning)
             worker.start()
         there.close()
-        return _Process(worker, here)
+        return worker, here
 
 
 class Workers(Protocol[Work]):
-    """`ForkedWorkers`, `ThreadWorker` and `discreet.simulation.ray_workers.RayWorkers`."""
+    """`ForkedWorkers`, `NoWorkers` and `discreet.simulation.ray_workers.RayWorkers`."""
 
     count: int
 
@@ -179,36 +171,6 @@ def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
     """Memory that processes forked later share; not in /dev/shm, which containers keep small."""
     memory = mmap.mmap(-1, dtype.itemsize * math.prod(shape))
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-@dataclass(eq=False)
-class _Process:
-    """A worker as its parent sees it: the end of its pipe, how much it still has to do, and what was read early."""
-
-    worker: BaseProcess
-    pipe: Connection
-    given: int = 0
-    told: deque[PartialReply | Exception] = field(default_factory=deque)
-
-    def left_to_do(self) -> int:
-        """The number of pieces of work that it has not answered yet."""
-        while self.given and self.pipe.poll():
-            self._read()
-        return self.given
-
-    def give(self, slot: int, work: object) -> None:
-        self.pipe.send((slot, work))
-        self.given += 1
-
-    def take(self) -> PartialReply | Exception:
-        """The answer to the oldest piece of work that was not taken."""
-        if not self.told:
-            self._read()
-        return self.told.popleft()
-
-    def _read(self) -> None:
-        self.told.append(self.pipe.recv())
-        self.given -= 1
 
 
 def _serve(train: Train[Any], params: Tensor, slots: Tensor, pipe: Connection, parent: int) -> None:

@@ -72,17 +72,6 @@ def test_the_rounds_of_a_budget_fit_and_one_more_does_not(accountant: str) -> No
     assert rounds_within(0.0, event=sampled(1.1), delta=1e-5, accountant=accountant) == 0
 
 
-@pytest.mark.parametrize(("budget", "message"), [(math.inf, "more than 10000000 rounds"), (-1.0, "at least 0")])
-def test_a_budget_without_a_number_of_rounds_is_refused(budget: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rounds_within(budget, event=GaussianDpEvent(1.0), delta=1e-5)
-
-
-def test_a_schedule_keeps_its_shares() -> None:
-    assert epsilon_schedule(8.0, kind=[1.0, 2.0, 1.0], rounds=3) == pytest.approx((2.0, 4.0, 2.0), rel=1e-11)
-    assert math.fsum(epsilon_schedule(1.0, kind="geometric", rounds=5000)) == pytest.approx(1.0)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.floats(1e-6, 1e5), st.sampled_from(["uniform", "geometric"]), st.integers(1, 300))
 def test_what_a_schedule_spends_is_its_total_and_never_more(total: float, kind: str, rounds: int) -> None:

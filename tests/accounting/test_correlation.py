@@ -91,37 +91,6 @@ def test_no_participation_moves_any_first_rounds_by_more_than_their_sensitivity(
         assert wanted == pytest.approx(math.hypot(*Turns(kind, bandwidth, groups, rounds).moves()[:first]))
 
 
-@kinds
-def test_updates_of_any_directions_move_no_more_than_equal_ones(kind: str, bandwidth: int) -> None:
-    generator, factor = np.random.default_rng(47), lower(factor_and_weights(kind, bandwidth, 12)[0])
-    bound = Turns(kind, bandwidth, 3, 12).sensitivity
-    for start in range(3):
-        turns = list(range(start, 12, 3))
-        for _ in range(200):
-            updates = generator.normal(size=(len(turns), 4))
-            updates /= np.linalg.norm(updates, axis=1, keepdims=True)
-            assert np.linalg.norm(factor[:, turns] @ updates) <= bound
-
-
-@kinds
-def test_the_error_is_that_of_the_matrices(kind: str, bandwidth: int) -> None:
-    sums, weights = np.tril(np.ones((20, 20))), lower(factor_and_weights(kind, bandwidth, 20)[1])
-    wanted = np.linalg.norm(sums @ weights) / math.sqrt(20)
-    assert Turns(kind, bandwidth, 1, 20).running_sum_noise == pytest.approx(wanted)
-
-
-def test_independent_noise_has_its_known_error_and_sensitivity() -> None:
-    assert Turns("none", 1, 28, 100).sensitivity == pytest.approx(2.0)  # the root of four turns
-    assert Turns("none", 1, 28, 100).error == pytest.approx(2 * math.sqrt(101 / 2))
-
-
-@pytest.mark.parametrize("separation", [2, 5, 28])
-def test_columns_of_a_band_as_wide_as_the_turns_are_apart_do_not_meet(separation: int) -> None:
-    rounds = 4 * separation
-    one = Turns("bsr", separation, rounds, rounds).sensitivity
-    assert Turns("bsr", separation, separation, rounds).sensitivity == pytest.approx(2 * one)
-
-
 @pytest.mark.parametrize(("groups", "turns", "most"), [(28, 4, 0.35), (5, 20, 0.54)])
 def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(groups: int, turns: int, most: float) -> None:
     assert -(-100 // groups) == turns
@@ -131,16 +100,6 @@ def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(groups: int, tu
     }
     assert errors["bsr"] <= most * errors["none"]
     assert errors["bsr"] == min(errors.values())
-
-
-def test_for_one_turn_the_square_root_is_as_good_as_its_published_bound() -> None:
-    """Fichtenberger, Henzinger and Upadhyay 2023 (arXiv 2202.11205): the largest error and the sensitivity are each at
-    most the root of 1 + ln(T) / pi, up to a constant below 1.07, and it is near the best possible there is."""
-    for rounds in (10, 100, 1000):
-        factor, _ = factor_and_weights("sqrt", 1, rounds)
-        bound = 1 + (math.log(rounds) + 0.5772 + math.log(16)) / math.pi
-        assert float(factor @ factor) <= bound
-        assert float(factor @ factor) >= 1 + math.log(rounds) / math.pi
 
 
 @pytest.mark.parametrize(("noise_multiplier", "published"), [(1.13, 19.74), (8.83, 2.04)])
@@ -157,13 +116,3 @@ def test_tree_aggregation_is_one_gaussian_of_its_noise_over_its_sensitivity_as_p
     tree.compose(SingleEpochTreeAggregationDpEvent(noise_multiplier, rounds))
     assert spent.epsilon(1e-6, "rdp") == pytest.approx(tree.get_epsilon(1e-6), rel=1e-9)
     assert 0.8 * published < spent.epsilon(1e-6, "pld") < spent.epsilon(1e-6, "rdp") < published
-
-
-def test_with_everybody_in_every_round_correlation_wins_nothing() -> None:
-    assert best_bandwidth("bsr", groups=1, rounds=100) == best_bandwidth("bisr", groups=1, rounds=100) == 1
-
-
-@pytest.mark.parametrize("wrong", [("other", 1, 3), ("bsr", 0, 3), ("bsr", 1, 0)])
-def test_what_is_no_noise_is_refused(wrong: tuple[str, int, int]) -> None:
-    with pytest.raises(ValueError, match="there is no noise of the kind"):
-        factor_and_weights(*wrong)

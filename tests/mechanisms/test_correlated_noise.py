@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import signal
 import stat
@@ -12,14 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent
-from scipy.linalg import toeplitz
 from torch import Tensor
 
-from discreet.accounting.correlation import Turns, factor_and_weights
+from discreet.accounting.correlation import Turns
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
@@ -34,7 +31,7 @@ from discreet.node.nodes import node_client
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import seeded_source
-from discreet.protocol.messages import TrainReply, TrainRequest, Work
+from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.plan import plan_of
 from discreet.server.resuming import asked_settings
 from discreet.server.round import CohortSampling
@@ -129,19 +126,6 @@ def test_the_server_counts_nobody_out_of_turn_and_who_misses_it_changes_no_noise
         assert torch.allclose(second - first, torch.full((4,), 0.1).double(), atol=1e-3)
 
 
-def test_the_sum_has_the_noise_that_the_keys_give(tmp_path: Path) -> None:
-    kept, how = KeptInMemory(), release()
-    rounds = released(how, [[]] * 5, kept)
-    keys = [bytes(key) for key in kept.load()["keys"].tolist()]
-    grid = how.empty(4, 0.5).grid
-    assert grid is not None
-    for number, total in enumerate(rounds, 1):
-        weights = factor_and_weights("bsr", 3, number)[1].tolist()
-        parts = list(zip(weights, reversed(keys[:number]), strict=True))
-        noise = CorrelatedGaussian(2.0).add_grid_noise(torch.zeros(4).long(), 0.5, grid=grid, parts=parts)
-        assert total.equal(grid.to_float(noise, torch.float64))
-
-
 @pytest.mark.parametrize("kind", ["bsr", "bisr", "sqrt", "none"])
 def test_a_pass_over_earlier_blocks_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wholes = []
@@ -149,13 +133,6 @@ def test_a_pass_over_earlier_blocks_changes_no_bit(kind: str, monkeypatch: pytes
         monkeypatch.setattr(correlated_noise, "BLOCK", block)
         wholes.append(torch.stack(released(release(kind=kind, rounds=20), [[]] * 20)))
     assert all(each.equal(wholes[0]) for each in wholes[1:])
-
-
-@pytest.mark.parametrize(("kind", "held"), [("bsr", 5), ("sqrt", 5), ("bisr", 3), ("none", 1)])
-def test_no_key_is_kept_longer_than_its_noise_is_used(kind: str, held: int) -> None:
-    kept = KeptInMemory()
-    released(release(kind=kind), [[]] * 5, kept)
-    assert kept.load()["keys"].shape == (held, 32)
 
 
 def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> None:
@@ -173,19 +150,6 @@ def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> 
         )
         release().release([], at(0, Disk(), lambda _: happened.append("charged")))
     assert happened == ["charged", "noised", "saved"]
-
-
-def test_a_round_that_was_released_is_released_again_to_the_last_bit_and_asks_nobody() -> None:
-    kept = KeptInMemory()
-    first = released(release(), [[reply(0.1)]] * 3, kept)[-1]
-
-    def nobody() -> Any:
-        raise AssertionError("a client was asked for a round that is out")
-        yield
-
-    again = release().release(nobody(), at(2, kept, lambda _: pytest.fail("charged twice")))
-    assert again.total.equal(first)
-    assert again.replies == 1
 
 
 @pytest.mark.parametrize(("number", "rounds"), [(2, 1), (3, 0), (1, 3)])
@@ -273,30 +237,6 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
         simulate(replace(more, privacy=replace(more.privacy, user=replace(more.privacy.user, max_epsilon=99.0))))
 
 
-def test_the_budget_ends_a_run_in_time(tmp_path: Path) -> None:
-    words = ("privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null", "privacy.user.max_epsilon=3")
-    outcome = simulate(config(f"output_dir={tmp_path / 'run'}", *words))
-    fits = [n for n in range(1, 8) if analytic(2 / Turns("bsr", 3, 3, n).sensitivity) <= 3]
-    assert outcome.stopped is not None
-    assert outcome.checkpoint.round == len(fits) < 7
-
-
-def analytic(noise_multiplier: float) -> float:
-    """The epsilon of one Gaussian, by bisection of the noise for an epsilon."""
-    low, high = 0.0, 100.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (
-            (low, middle)
-            if analytic_gaussian_noise_multiplier(middle, delta=DELTA) <= noise_multiplier
-            else (
-                middle,
-                high,
-            )
-        )
-    return high
-
-
 def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     run(tmp_path / "run")
@@ -318,15 +258,6 @@ def test_many_clients_at_a_time_are_the_run_of_one_after_the_other(tmp_path: Pat
     assert torch.allclose(together.params, alone.params, atol=1e-5)
 
 
-def test_without_correlation_each_round_has_noise_of_its_own(tmp_path: Path) -> None:
-    run(tmp_path / "run", "privacy.user.correlation.kind=none")
-    user = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][0]
-    assert "independent in each round" in user["mechanism"]
-    events = {each["event"].get("noise_multiplier") for each in user["events"]}
-    assert len(events - {None}) == 1  # rounds 1, 4 and 7 move a client of the first group
-    assert sum(each["count"] for each in user["events"] if each["event"]["kind"] == "gaussian") == 3
-
-
 WRONG = {
     "privacy.user.clip.kind must be fixed: earlier noise": ("privacy.user.clip.kind=adaptive",),
     "privacy.noise must be grid": ("privacy.noise=float",),
@@ -346,23 +277,6 @@ def test_what_does_not_go_with_turns_is_refused(said: str, words: tuple[str, ...
     with pytest.raises(ConfigError) as refused:
         config(*words)
     assert str(refused.value).startswith(said)
-
-
-@pytest.mark.parametrize("word", ["sampling.groups=4", "privacy.user.correlation.kind=bisr"])
-def test_a_run_that_goes_on_keeps_its_turns_and_its_correlation(word: str, tmp_path: Path) -> None:
-    killed(tmp_path / "run", "before_metrics")
-    with pytest.raises(LedgerError, match="other privacy settings"):
-        run(tmp_path / "run", "resume=true", word)
-
-
-def test_everybody_may_take_part_in_every_round(tmp_path: Path) -> None:
-    words = ("sampling.kind=everyone", "sampling.groups=null", "privacy.user.correlation.bandwidth=2", "rounds=3")
-    run(tmp_path / "run", *words)
-    rows = RunFolder(tmp_path / "run").read_metrics()
-    assert [row["cohort"] for row in rows] == [20, 20, 20]
-    noise = RunFolder(tmp_path / "run").read_config().privacy.user.noise_multiplier or 0.0
-    moved = np.linalg.norm(np.tril(toeplitz([1, 0.5, 0])).sum(1))
-    assert rows[-1]["epsilon_user"] == pytest.approx(analytic(noise / float(moved)), rel=1e-4)
 
 
 NODE = {"partition-id": 0, "num-partitions": 20}
@@ -390,13 +304,6 @@ def test_with_a_policy_a_client_keeps_to_its_turn_by_itself(
         node_client(asked, node, node_id).answer(asked, torch.zeros(650))
 
 
-def test_a_client_with_such_a_policy_takes_part_in_no_run_with_other_cohorts() -> None:
-    run = client_settings(load_config(["privacy.user.noise_multiplier=1"]))
-    asked = TrainRequest(1, 0.3, replace(run, data=replace(run.data, num_clients=20)), work=Work())
-    with pytest.raises(Refused, match=r"requires sampling\.kind=cyclic with 2 groups or more"):
-        node_client(asked, NODE | {"min-groups": "2"}, 0).answer(asked, torch.zeros(9610))
-
-
 def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
         "data.num_clients=600",
@@ -414,9 +321,3 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
     real = CorrelatedGaussian.stddev
     monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)
     assert judge(experiment_of(asked, Asked(canaries=400, honest=0, runs=2))).refuted
-
-
-def test_noise_is_finite_in_every_kind() -> None:
-    for kind in ("none", "bsr", "bisr", "sqrt"):
-        for total in released(release(kind=kind), [[reply(math.nan)], [reply(math.inf)], [reply(9.0)]]):
-            assert torch.isfinite(total).all()

@@ -10,8 +10,8 @@ import torch
 
 from discreet.accounting.correlation import factor_and_weights
 from discreet.privacy import correlated_gaussian
-from discreet.privacy.correlated_gaussian import KEY_WORDS, CorrelatedGaussian, combined, combined_slack
-from discreet.privacy.grid import Grid, grid_slack, second_normal
+from discreet.privacy.correlated_gaussian import KEY_WORDS, CorrelatedGaussian, combined
+from discreet.privacy.grid import Grid, second_normal
 from discreet.privacy.randomness import CHUNK, RandomSource, signed
 
 KEYS = [bytes([number]) * 32 for number in range(1, 13)]
@@ -49,14 +49,6 @@ def test_noise_drawn_again_is_bit_by_bit_that_of_noise_that_was_stored(
         assert combined(count, scale, parts).tolist() == of_stored(scale, weights, held[:rounds][::-1])
 
 
-def test_a_value_that_is_looked_at_again_is_that_of_its_own_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [(1.0, KEYS[0]), (-0.5, KEYS[1])]
-    monkeypatch.setattr(correlated_gaussian, "CHUNK", 64)
-    pieces = combined(3 * 64 + 5, 77.7, parts)
-    monkeypatch.setattr(correlated_gaussian, "ERROR", 1.0)
-    assert combined(3 * 64 + 5, 77.7, parts).equal(pieces)
-
-
 def test_noise_has_the_covariance_of_the_matrix_and_not_of_a_tenth_more() -> None:
     count, scale = 200_000, 1000.0  # the keys are fixed: the same verdict each time
     weights = factor_and_weights("bsr", 3, 4)[1].tolist()
@@ -69,28 +61,8 @@ def test_noise_has_the_covariance_of_the_matrix_and_not_of_a_tenth_more() -> Non
     assert not torch.allclose(found, 1.1**2 * matrix @ matrix.T, atol=0.02)
 
 
-def test_taking_the_factor_of_what_was_released_leaves_independent_noise() -> None:
-    factor, weights = (each.tolist() for each in factor_and_weights("bisr", 3, 4))
-    rows = [combined(9, 2.0**20, list(zip(weights, reversed(KEYS[:t]), strict=False))) for t in range(1, 5)]
-    alone = [combined(9, 2.0**20, [(1.0, key)]) for key in KEYS[:4]]
-    for t in range(4):
-        undone = sum(factor[t - s] * rows[s].double() for s in range(t + 1))
-        assert torch.allclose(torch.as_tensor(undone), alone[t].double(), atol=4)  # roundings of a step each
-
-
 def test_noise_is_for_the_sensitivity_and_is_added_to_the_total() -> None:
     grid, total = Grid(2.0**-10), torch.arange(50)
     noise = CorrelatedGaussian(2.0).add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])]) - total
     assert noise.equal(combined(50, math.nextafter(1.0, 2.0) * 2.0**10, [(1.0, KEYS[0])]))
     assert CorrelatedGaussian(0.0).add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])]).equal(total)
-
-
-def test_what_the_grid_can_not_hold_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"noise must be in \[0, 2\^32\] steps"):
-        combined(3, 2.0**31, [(1.0, KEYS[0]), (-1.5, KEYS[1])])
-    with pytest.raises(TypeError, match="total must be int64"):
-        CorrelatedGaussian(1.0).add_grid_noise(torch.zeros(3), 1.0, grid=Grid(1.0), parts=[])
-
-
-def test_the_slack_is_that_of_as_many_draws() -> None:
-    assert combined_slack(10, 2.0**20, terms=7) == pytest.approx(7 * grid_slack(10, 2.0**20))

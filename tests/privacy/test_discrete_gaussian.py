@@ -63,14 +63,6 @@ def test_large_variances_are_gaussian_in_law_and_right_in_variance(variance: int
     assert stats.kstest(drawn.numpy()[:100_000], "norm").pvalue > RATE
 
 
-@pytest.mark.parametrize("variance", [1, 7, 2**40])
-def test_first_and_second_look_agree(variance: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = discrete_gaussian(400, variance, seeded_source(60169))
-    monkeypatch.setattr(module, "ERROR", 1.0)
-    monkeypatch.setattr(module, "KEEP_ERROR", math.inf)
-    assert torch.equal(discrete_gaussian(400, variance, seeded_source(60169)), first)
-
-
 @pytest.mark.parametrize("variance", [1, 50, 2**64])
 def test_what_decides_whether_a_draw_is_kept_is_off_by_less_than_its_bound(variance: int) -> None:
     """In float64, for sizes up to 45 scales; the other side, -ln v, has its own test in test_grid_noise."""

@@ -96,16 +96,6 @@ def largest_of_bits(words: np.ndarray) -> float:
     return float(max(np.abs(centred[:-1].mean(0)).max(), np.abs((centred[1:] * centred[:-1]).mean(0)).max()))
 
 
-def test_uniform_is_uniform_over_multiples_of_two_to_the_minus_53() -> None:
-    sample = seeded_source(60493).uniform(500_000)
-    assert sample.dtype == torch.float64
-    assert 0 <= float(sample.min()) < 1e-4
-    assert 1 - 1e-4 < float(sample.max()) < 1
-    assert bool((sample * 2**53 == (sample * 2**53).round()).all())
-    assert stats.kstest(sample.numpy(), "uniform").pvalue > ALARM
-    assert stats.kstest(sample.numpy() ** 1.03, "uniform").pvalue < ALARM
-
-
 @pytest.mark.parametrize(("draws", "seed"), [(1, 24109), (2, 83207), (4, 51613)])
 def test_normal_follows_the_normal_law_in_its_body_and_tails(draws: int, seed: int) -> None:
     sample = seeded_source(seed).normal(2_000_000, draws=draws, dtype=torch.float64)
@@ -123,22 +113,6 @@ def test_the_tail_is_right_beyond_eight_sigma() -> None:
     beyond = pairs.square().sum(0) - 64
     assert stats.kstest(beyond.numpy(), "expon", args=(0, 2)).pvalue > ALARM
     assert stats.kstest((beyond / 1.05).numpy(), "expon", args=(0, 2)).pvalue < ALARM
-
-
-def test_the_two_values_of_a_pair_and_neighbouring_values_are_unrelated() -> None:
-    """Six correlations, each normal: false alarm 6 * 1e-6."""
-    sample = seeded_source(97301).normal(400_000, dtype=torch.float64)
-    pieces = sample[: 3 * PIECE].reshape(3, 2, -1)
-    couples = [(sample[1:], sample[:-1]), (pieces[:, 0].flatten(), pieces[:, 1].flatten())]
-    for left, right in couples:
-        for power in (1, 2, 3):
-            assert abs(correlation(left**power, right**power)) < 4.9
-            assert abs(correlation(left**power, right**power + 0.1 * left**power)) > 4.9
-
-
-def correlation(left: torch.Tensor, right: torch.Tensor) -> float:
-    """In standard deviations of what unrelated values give."""
-    return float(torch.corrcoef(torch.stack((left, right)))[0, 1]) * math.sqrt(len(left))
 
 
 def test_laplace_follows_its_law_and_not_another_scale() -> None:
@@ -182,8 +156,7 @@ def test_laplace_tails_do_not_end_where_the_first_word_does(monkeypatch: pytest.
         assert bool(stats.kstest(drawn - 63 * math.log(2), "expon").pvalue > ALARM) is follows_the_law
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("count", [0, 1, 7, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 2])
+@pytest.mark.parametrize(("count", "threads"), [(0, 1), (7, 1), (PIECE + 1, 1), (3 * PIECE + 2, 2)])
 def test_normal_values_are_those_of_each_piece_of_words(count: int, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

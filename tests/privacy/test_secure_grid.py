@@ -6,13 +6,11 @@ import math
 from fractions import Fraction
 
 import torch
-from dp_accounting import NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum, secure_sum
 
@@ -36,19 +34,6 @@ def made(num_params: int = 100, **given: float | None) -> SecureSum:
 
 def exact_squares(vector: Tensor) -> int:
     return sum(int(value) ** 2 for value in vector.tolist())
-
-
-@settings(max_examples=40)
-@given(updates, st.floats(1e-3, 1e3))
-def test_any_update_is_within_the_norm_in_exact_integers_and_one_that_was_clipped_is_truncated_only(
-    values: list[float], clip_norm: float
-) -> None:
-    grid, update = made(len(values), count_stddev=None), torch.tensor(values)
-    assert exact_squares(grid.encode(update, clip_norm)) <= grid.clip_steps**2
-    clipped = clip_by_norm(update.unsqueeze(0), clip_norm)[0][0]
-    back = grid.decode(grid.encode(clipped, clip_norm), clip_norm)[0]
-    assert float((back - clipped.double()).abs().max()) <= clip_norm / grid.clip_steps * 1.001
-    assert not made(len(values) + 1, count_stddev=None).encode(torch.tensor([*values, math.nan]), clip_norm).any()
 
 
 @settings(max_examples=60)
@@ -85,23 +70,6 @@ def test_zeroing_out_a_client_moves_the_sum_by_at_most_the_sensitivity(
     moved = grid.encode(torch.tensor(values), 0.3, below=below, answer=torch.tensor(answer))
     nothing = grid.encode(torch.zeros(len(values)), 0.3)
     assert exact_squares(moved - nothing) <= grid.sensitivity_squared
-
-
-def test_without_noise_the_sum_read_back_is_that_of_the_truncated_updates_bits_and_answers() -> None:
-    grid = secure_sum(3, COHORT, noise_multiplier=0.0, count_stddev=0.5, answers=(2, 1.0))
-    ones = [
-        grid.encode(torch.tensor([0.5, -0.25, 0.0]), 1.0, below=True, answer=torch.tensor([0.5, 0.0])),
-        grid.encode(torch.tensor([0.25, 0.5, -0.125]), 1.0, below=False, answer=torch.tensor([0.25, -0.5])),
-        grid.encode(torch.tensor([0.25, 0.25, 0.25]), 1.0, below=True),
-    ]
-    assert not grid.noise(seeded_source(64793)).any()
-    assert grid.event == NonPrivateDpEvent()
-    masked = sum(ones, torch.zeros(grid.length, dtype=torch.int64)).remainder(2**grid.bits)
-    update, below, answers = grid.decode(grid.centred(masked), 1.0)
-    assert update.tolist() == [1.0, 0.5, 0.125]
-    assert below == 0.5
-    assert answers is not None
-    assert answers.tolist() == [0.75, -0.5]
 
 
 @settings(max_examples=60)

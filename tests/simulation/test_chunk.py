@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.own_models import OWN
 from discreet.privacy.randomness import RandomSource
-from discreet.simulation.chunk import Chunk, SecureDraws, SeededDraws, chunk_updates, dual_is_cheaper, dual_sgd
+from discreet.simulation.chunk import Chunk, SecureDraws, chunk_updates
 from discreet.simulation.client_examples import shared_examples, table_of
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
 from tests.node.clients import clipped, gradients, write
@@ -58,27 +56,9 @@ def test_a_chunk_of_clients_is_each_of_them_alone(model: str, way: str) -> None:
     assert apart(clients.together(WAYS[way]), clients.alone(WAYS[way])) < 2e-5
 
 
-@pytest.mark.parametrize("way", ["sgd", "dp-sgd"])
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-def test_the_larger_networks_too(shape: tuple[int, ...], way: str) -> None:
-    # With other seeds two values of a pool are so close that rounding decides which of them gets the gradient.
-    clients, how = Clients("cnn", shape, (5, 3, 2), seed=3), replace(WAYS[way], epochs=1, batch_size=3)
-    assert apart(clients.together(how), clients.alone(how)) < 2e-4
-
-
 def test_the_comparison_finds_another_learning_rate() -> None:
     clients = Clients("mlp", (1, 8, 8), SIZES)
     assert apart(clients.together(SGD), clients.alone(replace(SGD, learning_rate=0.1001))) > 5e-4
-
-
-def test_nobody_with_examples_is_still_an_update() -> None:
-    assert torch.equal(
-        Clients("mlp", (4,), (0, 0)).together(WAYS["dp-sgd"]), torch.zeros(2, 4 * 128 + 128 + 128 * 5 + 5)
-    )
-
-
-def test_without_examples_the_update_is_zero_whatever_the_others_do() -> None:
-    assert not Clients("cnn", (1, 8, 8), SIZES).together(WAYS["dp-sgd"])[-1].any()
 
 
 def test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,34 +120,3 @@ def test_clients_of_unlike_noise_each_get_their_own() -> None:
     assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
     assert 0.8 < second < 1.2
     assert sampling_probability(2, rare) == 0.5
-
-
-PLAIN = LocalSettings(1, 10, 0.1, 0.0)
-
-
-def in_span(clients: Clients, how: LocalSettings) -> torch.Tensor:
-    return dual_sgd(clients.chunk([how] * len(clients.sizes), SeededDraws(clients.sources())), clients.start)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any),
-    epochs=st.integers(1, 3),
-    batch_size=st.integers(1, 13),
-    momentum=st.sampled_from([0.0, 0.7]),
-    model=st.sampled_from(["logistic_regression", "mlp", "mlp200"]),
-)
-def test_it_moves_clients_as_each_moves_alone(
-    sizes: list[int], epochs: int, batch_size: int, momentum: float, model: str
-) -> None:
-    clients = Clients(model, (6,), tuple(sorted(sizes, reverse=True)))
-    how = LocalSettings(epochs, batch_size, 0.1, momentum)
-    assert apart(in_span(clients, how), clients.alone(how)) < 1e-4
-
-
-def test_it_is_taken_where_the_first_layer_is_large_for_the_examples() -> None:
-    layers = Clients("mlp", (784,), (1,)).layers
-    assert dual_is_cheaper(layers, 60, PLAIN)
-    assert not dual_is_cheaper(layers, 5000, PLAIN)
-    assert dual_is_cheaper(layers, 300, replace(PLAIN, epochs=5))
-    assert not dual_is_cheaper(layers, 0, PLAIN)

@@ -30,13 +30,8 @@ from tests.simulation.chunks import Clients
 
 ENGINES = ("sequential", "batched")
 SMALL = (
-    "seed=64019",
-    "rounds=2",
-    "data.num_clients=41",
-    "sampling.probability=0.4",
-    "training.epochs=1",
-    "model.name=logistic_regression",
-    "privacy.delta=1e-3",
+    *("seed=64019", "rounds=2", "data.num_clients=41", "sampling.probability=0.4", "training.epochs=1"),
+    *("model.name=logistic_regression", "privacy.delta=1e-3"),
 )
 FLOAT = "privacy.noise=float"
 EXAMPLE = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9")
@@ -56,11 +51,9 @@ RUNS = {
     "on the grid": ("privacy.noise=grid",),
     "secure mode": ("privacy.noise=secure_sum", *EXAMPLE),
     "no privacy": ("privacy.user.enabled=false",),
-    "momentum, epochs": ("training.momentum=0.5", "training.epochs=3", FLOAT),
     "adam": ("training.optimizer=adam", "training.learning_rate=0.01", "data.partition=dirichlet", FLOAT),
     "example level, adamw": (*EXAMPLE, "training={optimizer:adamw,weight_decay:0.1,learning_rate:0.01}", FLOAT),
     "unequal clients": ("data.partition=dirichlet", "data.alpha=0.2", FLOAT, "model.name=mlp"),
-    "example level": (*EXAMPLE, FLOAT),
     "example level, unequal": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.3", FLOAT),
     "example level, declared": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.03", "data.public_num_examples=20"),
     "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT),
@@ -73,7 +66,6 @@ RUNS = {
     "own forward, dropout": ("model.name=benchmarks.own_models:dropping", FLOAT),
     "own forward, dropout, by DP-SGD": ("model.name=benchmarks.own_models:dropping", *EXAMPLE, FLOAT),
     "own recurrent": ("model.name=benchmarks.own_models:Recurrent", FLOAT),
-    "everyone": ("sampling.kind=everyone", FLOAT),
     "too many examples for delta": (*EXAMPLE, "privacy.user.enabled=false", "privacy.delta=0.03"),
     "a million clients": (
         *("data.partition=sampled", "data.num_clients=1000000", "data.examples_per_client=10", "privacy.delta=1e-7"),
@@ -82,10 +74,6 @@ RUNS = {
     "rated": (*RATED, "evaluation.cohort=own"),
     "rated by the same cohort": (*RATED, "evaluation.cohort=same"),
     "rated, own noise": (*RATED, *FEW, *EXAMPLE, "privacy.user.enabled=false", "evaluation.cohort=own"),
-    "rated by the same cohort, own noise": (
-        *(*RATED, *FEW, *EXAMPLE, "privacy.user.enabled=false", "evaluation.cohort=same"),
-    ),
-    "rated, local gaussian": (*RATED, *LOCAL, "privacy.local.kind=gaussian", "sampling.kind=everyone"),
     "rated, local laplace": (*RATED, *LOCAL, "privacy.local.kind=laplace", "sampling.kind=everyone"),
     "secure": (*SECURE, "privacy.user.aggregation=secure"),
     "secure, rated": (*SECURE, "privacy.user.aggregation=secure", *RATED, "evaluation.cohort=own"),
@@ -94,18 +82,12 @@ RUNS = {
         *(*SECURE, *EXAMPLE, "privacy.user.enabled=false", "privacy.example.aggregation=secure"),
         *("privacy.user.target_epsilon=null", "training.batch_size=300", "training.momentum=0"),
     ),
-    "numbers": ("data.name=diabetes", "model.name=linear", FLOAT),
     "numbers, huber, by DP-SGD": ("data.name=diabetes", "model.name=linear", "task.loss=huber", *EXAMPLE, FLOAT),
     "labels": ("data.name=multilabel", "model.name=linear", FLOAT),
-    "labels, by DP-SGD": ("data.name=multilabel", "model.name=linear", *EXAMPLE, FLOAT),
     "classes with weights": ("data.name=breast_cancer", "model.name=linear", "task.class_weights=[2,0.5]", FLOAT),
     "sequences": (*TAGGING, FLOAT),
     "sequences, by DP-SGD": (*TAGGING, *EXAMPLE, FLOAT),
-    "sequences, adam, weights": (*TAGGING, "training.optimizer=adam", "task.class_weights=[1,2,0.5,3]", FLOAT),
     "sequences, rated": (*TAGGING, *RATED, "evaluation.metrics=[accuracy,loss]"),
-    "sequences, rated, own noise": (
-        *(*TAGGING, *EXAMPLE, "privacy.user.enabled=false", *RATED, "evaluation.metrics=[accuracy,loss]"),
-    ),
 }
 
 

@@ -42,14 +42,6 @@ def test_an_order_is_a_permutation_and_zero_beyond(draws: SeededDraws | SecureDr
         assert not order[size:].any()
 
 
-@pytest.mark.parametrize("draws", [seeded(), secure()])
-def test_nobody_draws_nothing(draws: SeededDraws | SecureDraws) -> None:
-    nobody = np.zeros(0, dtype=np.int64)
-    assert draws.permutations(nobody, epoch=0).shape == (0, 0)
-    assert [len(part) for part in draws.batches(nobody, [], step=0)] == [0, 0]
-    assert draws.add_noise(torch.zeros(0, 3), [], 1.0, step=0).shape == (0, 3)
-
-
 def test_secure_orders_are_uniform() -> None:
     """Six orders of 6,000 clients: chi-squared with 5 degrees of freedom, above 60 with a chance below 1e-10.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,14 +24,6 @@ from discreet.simulation.engine import LARGEST_CHUNK, chunk_size, client_floats,
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
-
-
-def test_it_takes_the_runs_partition_and_every_core() -> None:
-    run = planned(load_config(["data.num_clients=7", "model.name=mlp"]))
-    engine = engine_of(run, load_task("digits"))
-    assert len(engine.client_examples) == 7
-    assert sum(len(engine.client_examples.examples(client)) for client in range(7)) == len(engine.data)
-    assert engine.workers == len(os.sched_getaffinity(0))
 
 
 def test_large_models_are_trained_fewer_at_a_time() -> None:
@@ -77,11 +67,6 @@ class Aliased(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return functional.linear(images.flatten(1), self.kept[0], self.exit.bias)
-
-
-def test_the_dual_form_leaves_room_for_more() -> None:
-    model, example = build_model("mlp", (784,), 10, seed=5), torch.rand(1, 784)
-    assert 2 * client_floats(model, example, batch_size=10, dual=60) < client_floats(model, example, batch_size=10)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -53,13 +53,6 @@ def test_with_batches_a_target_is_met_by_noise_of_each_hospitals_own(shared_data
     assert max(found) <= 2.0
 
 
-def test_a_step_over_all_patients_costs_every_hospital_the_same(shared_data: Path, tmp_path: Path) -> None:
-    noise = ("privacy.example.target_epsilon=null", "privacy.example.noise_multiplier=2")
-    found = epsilons(shared_data, tmp_path / "run", f"rounds={ROUNDS}", *noise)
-    gaussians = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), ROUNDS)
-    assert found == pytest.approx([PLDAccountant().compose(gaussians).get_epsilon(DELTA)] * 4, rel=2e-3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("patients", "planned"), [(n, epsilon) for n in FLAMBY for epsilon in (1, 10)])
 def test_flambys_steps_cost_more_than_their_label(patients: int, planned: int) -> None:

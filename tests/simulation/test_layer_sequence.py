@@ -91,20 +91,9 @@ def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> Non
     assert sequence_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None
 
 
-def test_a_linear_layer_on_an_image_that_was_not_flattened_is_left_to_torch_func() -> None:
-    assert sequence_of(nn.Sequential(nn.Linear(6, 2)), (1, 6, 6)) is None
-    assert sequence_of(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Linear(5, 2)), (1, 6, 6)) is None
-    assert sequence_of(nn.Linear(6, 2), (6,)) is None
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_training_a_stack_leaves_the_servers_parameters_alone(count: int) -> None:
     layout, params = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(8.0)
     for values in layout.copies(params, count):
         values.add_(1.0)
     assert torch.equal(params, torch.arange(8.0))
-
-
-def test_rows_are_the_inverse_of_views() -> None:
-    layout, rows = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(16.0).view(2, 8)
-    assert torch.equal(layout.rows(layout.views(rows)), rows)

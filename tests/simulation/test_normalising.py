@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -79,13 +78,6 @@ def test_the_means_and_deviations_are_those_of_the_clients(private: Path, data: 
     assert found.deviations[1:] == pytest.approx(scaled.std(axis=0)[1:], abs=0.03)  # type: ignore[index]
 
 
-def test_the_ledger_holds_it_and_privacy_json_says_so(private: Path) -> None:
-    facts = json.loads((private / "privacy.json").read_text())["guarantees"][0]
-    assert {"event": {"kind": "gaussian", "noise_multiplier": 0.005}, "count": 1} in facts["events"]
-    assert "means and deviations of inputs" in facts["accounting"]
-    assert DurableLedger(private / "ledger.db").spent("user").num_releases == 9
-
-
 def test_the_saved_model_normalises_what_it_predicts_of(private: Path) -> None:
     saved = load_model(private)
     found = RunFolder(private).read_config().normaliser
@@ -102,14 +94,6 @@ def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
     assert RunFolder(private).read_config().normaliser == before
     events = dict(DurableLedger(private / "ledger.db").spent("user").entries)
     assert sorted(events.values()) == [1, 9]
-
-
-def test_both_engines_give_the_same_model(data: Path, tmp_path: Path) -> None:
-    found = []
-    for engine in ("batched", "sequential"):
-        asked = words(data, tmp_path / engine, "data.normalise=private", "rounds=2", f"engine={engine}")
-        found.append(simulate(load_config(asked)).checkpoint.params)
-    assert torch.allclose(*found, atol=1e-5)
 
 
 def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path, tmp_path: Path) -> None:
@@ -131,12 +115,6 @@ def test_a_run_goes_on_where_clients_were_only_asked(data: Path, tmp_path: Path)
     outcome = simulate(asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}"]))
     assert (outcome.checkpoint.round, outcome.stopped) == (1, None)
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
-
-
-def test_only_asking_is_of_flowers_runtime(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"statistics\.only must be false here: discreet statistics asks"):
-        simulate(load_config(words(data, tmp_path / "run", "statistics.only=true")))
-    assert not (tmp_path / "run").exists()
 
 
 def test_what_would_pass_the_budget_asks_nobody(data: Path, tmp_path: Path) -> None:

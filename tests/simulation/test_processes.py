@@ -63,15 +63,6 @@ def test_all_that_came_of_a_scratch_folder_ends_with_its_block_and_with_its_proc
     wait_until(lambda: marked(mark) == [] and not folder.exists(), SECONDS if kill else 0, "all is gone")
 
 
-def test_what_has_ended_is_not_below(mark: str) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", "import os; os.fork() or os._exit(0); input()"], stdin=-1)
-    try:
-        wait_until(lambda: not below(parent.pid), SECONDS, "the child is a zombie")
-        assert parent.poll() is None
-    finally:
-        parent.communicate(b"\n")
-
-
 def test_a_process_whose_first_thread_has_ended_lives_as_long_as_another_one() -> None:
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(900,)).start(); "
     parent = subprocess.Popen([sys.executable, "-c", code + "ctypes.CDLL(None).pthread_exit(None)"])

@@ -85,37 +85,6 @@ def test_auc_and_its_curve(tmp_path: Path) -> None:
         assert float(middle[name]) == pytest.approx(expected, abs=3 * float(middle[f"{name}_error"]))
 
 
-def test_calibration(tmp_path: Path) -> None:
-    row, held = run(tmp_path / "run", "data.name=breast_cancer", "evaluation.metrics=[calibration]")
-    chances = np.exp(held.outputs) / np.exp(held.outputs).sum(axis=1, keepdims=True)
-    gap = chances.max(axis=1) - (chances.argmax(axis=1) == held.targets)
-    by_bin = np.histogram(chances.max(axis=1), 10, (0, 1), weights=gap * held.weights)[0]
-    assert_read(row, "overconfidence", float(by_bin.sum()), error=0.02)
-    assert_read(row, "calibration_error", float(np.abs(by_bin).sum()), error=0.03)
-
-
-def test_the_mean_and_quantiles_over_clients(tmp_path: Path) -> None:
-    row, held = run(tmp_path / "run", "data.name=breast_cancer", "evaluation.metrics=[accuracy,clients]")
-    right = (held.outputs.argmax(axis=1) == held.targets).astype(float)
-    each = np.bincount(held.owners, weights=right) / np.bincount(held.owners)
-    assert_read(row, "accuracy", float(each.mean()), error=0.01)
-    assert_read(row, "clients_mean", float(each.mean()), error=0.03)
-    # Accuracies of three or four examples: a quantile is known to its bin of 5 points, and to the noise.
-    for name, share in (("clients_worst_tenth", 0.1), ("clients_median", 0.5)):
-        ends = np.quantile(each, [share - 0.03, share + 0.03])
-        value = row[name]
-        assert value is not None
-        assert ends[0] - 0.05 <= value <= ends[1] + 0.05
-
-
-def test_errors_of_numbers(tmp_path: Path) -> None:
-    row, held = run(tmp_path / "run", "data.name=diabetes", "evaluation.metrics=[mae,rmse]")
-    half = 200  # of the public range, 0 to 400
-    errors = np.abs(held.outputs.clip(-1, 1) - held.targets).clip(0, 1).reshape(-1) * half
-    assert_read(row, "mae", float((errors * held.weights).sum()), error=1.0)
-    assert_read(row, "rmse", float(np.sqrt((errors**2 * held.weights).sum())), error=2.0)
-
-
 def test_r2(tmp_path: Path) -> None:
     from sklearn.metrics import r2_score
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ import ray
 
 from discreet.protocol.run_lost import RunLostError
 from discreet.settings.rules import ConfigError
-from discreet.simulation.ray_cluster import Alike, connected, source_digest, versions
+from discreet.simulation.ray_cluster import Alike, connected, versions
 
 OWN = ("examples.own.model:build",)
 HERE = versions(OWN)
@@ -26,18 +25,6 @@ def test_a_task_does_not_begin_where_something_differs(what: str) -> None:
     Alike(OWN, HERE).check()
     with pytest.raises(RunLostError, match=rf"^\S+ has another version of {what}: \S+ there, 0 here$"):
         Alike(OWN, {**HERE, what: "0"}).check()
-
-
-def test_a_word_of_the_source_changes_its_digest_and_what_a_wheel_adds_does_not(tmp_path: Path) -> None:
-    for name, text in {"a.py": "x = 1\n", "below/b.py": "y = 2\n"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    before = source_digest(tmp_path)
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "conf.py").write_text("packed")
-    assert source_digest(tmp_path) == before
-    (tmp_path / "below" / "b.py").write_text("y = 3\n")
-    assert source_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", "head:first", ":6379"])

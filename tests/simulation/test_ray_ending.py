@@ -18,12 +18,11 @@ from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.server.run_folder import RunFolder
 from tests.deployment.test_interruption import LONG, SMALL, start
-from tests.scripts.living import check_interrupted, marked
+from tests.scripts.living import MARK, check_interrupted, marked
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MARK = "DISCREET_TEST_OF_ENDING"
 SECONDS = 60.0
 DRIVER = """
 import os
@@ -46,18 +45,6 @@ with ending(lambda reason: "told"), connected(None):
 """
 
 
-def left(mark: str) -> list[Path]:
-    """The processes that have a mark in their environment, which Ray's inherit."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}\0".encode() in (process / "environ").read_bytes():
-                found.append(process)
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
@@ -68,11 +55,11 @@ def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Si
         assert driver.stdout is not None
         folder = Path(driver.stdout.readline().rstrip())
         assert (folder / "ray").is_dir()
-        assert len(left(tmp_path.name)) > 2
+        assert len(marked(tmp_path.name)) > 2
         driver.send_signal(number)
         assert driver.wait(SECONDS) == (-number if number == signal.SIGKILL else 128 + number)
     deadline = time.monotonic() + SECONDS
-    while left(tmp_path.name) or folder.exists():
+    while marked(tmp_path.name) or folder.exists():
         assert time.monotonic() < deadline, "processes of the cluster are left, or its folder"
         time.sleep(0.1)
 

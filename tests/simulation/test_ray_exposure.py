@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray")
 import ray
 
-from discreet.simulation.processes import SCRATCH, below
+from discreet.simulation.processes import below
 from discreet.simulation.ray_cluster import connected
 from tests.scripts.living import LOOPBACK, intrude, listening
 
@@ -40,26 +40,3 @@ def test_a_stranger_who_knows_its_port_runs_no_code_in_it(address: str, tmp_path
     said = intrude(address, tmp_path / "run")
     assert "ray.exceptions.AuthenticationError" in said
     assert not (tmp_path / "run").exists()
-
-
-def test_nobody_else_reaches_what_it_writes(address: str) -> None:
-    folder = Path(os.environ[SCRATCH])
-    assert list((folder / "ray").glob("session_*"))
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_what_keeps_it_closed_is_set_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, str]] = []
-
-    def stop(*_: object, **__: object) -> None:
-        seen.append(dict(os.environ))
-        raise RuntimeError("as if Ray had not started")
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", stop)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    before = {name: value for name, value in os.environ.items() if name != "RAY_task_oom_retries"}
-    with pytest.raises(ValueError, match="as if Ray had not started"), connected(None):
-        pass
-    assert seen[0]["RAY_AUTH_MODE"] == "token"
-    assert {name: value for name, value in os.environ.items() if name != "RAY_task_oom_retries"} == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +136,3 @@ def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
     by_client = [(row[0], row[2]) for row in charged if row[1] == "example"]
     assert sorted(by_client) == [(n, f"{c}") for n in (1, 2, 3) for c in range(5)]
     assert [row["replies"] for row in rows] == [5, 5, 5]
-
-
-def test_a_node_that_has_something_else_is_refused_by_name(cluster: RayCluster) -> None:
-    here = cluster.alike
-    others = {**here.versions, "PyTorch": "1.0"}
-    for other, said in (
-        (replace(here, versions=others), r"another version of PyTorch: \S+ there, 1\.0 here"),
-        (replace(here, own_models=("nowhere:build",)), r"model\.name: 'nowhere' of nowhere:build can't be"),
-    ):
-        with pytest.raises(RunLostError, match=rf"^the Ray node \S+ .*{said}"):
-            RayCluster(other).check_nodes()

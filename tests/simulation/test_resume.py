@@ -11,22 +11,15 @@ import torch
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import POINTS, crash
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ROUNDS, KILLED = 3, 2
 SMALL = [
-    f"rounds={ROUNDS}",
-    "seed=90217",
-    "data.num_clients=20",
-    "model.name=logistic_regression",
-    "training.epochs=1",
-    "sampling.probability=0.5",
-    "privacy.user.noise_multiplier=1.0",
+    *(f"rounds={ROUNDS}", "seed=90217", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
+    *("sampling.probability=0.5", "privacy.user.noise_multiplier=1.0"),
 ]
 
 
@@ -88,20 +81,3 @@ def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_round
     assert said["pld"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3), rel=1e-9)
     assert said["rdp"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3, "rdp"), rel=1e-9)
     assert RunFolder(folder).read_metrics()[-1]["epsilon_user"] == pytest.approx(said["pld"], rel=1e-6)
-
-
-def test_another_declared_number_of_examples_is_another_guarantee(tmp_path: Path) -> None:
-    words = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=2", "data.public_num_examples=40")
-    folder = RunFolder(tmp_path)
-    folder.create_ledgers(planned(load_config(overrides(tmp_path, *words))), simulated=False)
-    folder.ledger(planned(load_config(overrides(tmp_path, *words))))
-    with pytest.raises(LedgerError, match=r"data\.public_num_examples was 40, is None"):
-        folder.ledger(planned(load_config(overrides(tmp_path, *words[:2]))))
-
-
-def test_a_damaged_checkpoint_is_said_and_not_taken_for_a_new_run(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    simulate(load_config(overrides(folder, "rounds=1")))
-    (folder / "checkpoint" / "state.safetensors").write_bytes(b"torn")
-    with pytest.raises(LedgerError, match="damaged"):
-        simulate(load_config(overrides(folder, "resume=true")))

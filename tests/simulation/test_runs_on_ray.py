@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,12 +13,10 @@ import pytest
 
 pytest.importorskip("ray")
 import ray
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.selection import TrialCount
 from discreet.server.plan import planned
-from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -37,7 +33,6 @@ SMALL = (
     *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
     *("privacy.user.noise_multiplier=2", "sampling.probability=0.3", "privacy.user.too_noisy=warn"),
 )
-EVENT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0))
 RATES = (0.5, 1, 2)
 # Ray leaves files of its processes to the collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -74,10 +69,6 @@ def die_after_a_charge(config: Settings) -> None:
     simulate(load_config([*SMALL, f"output_dir={config.output_dir}", f"resume={begun}"]))
 
 
-def die(_: Settings) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.usefixtures("cluster")
 def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_last_bit(tmp_path: Path) -> None:
     lists = ("seed=5501", "server.learning_rate=0.5,1,2")
@@ -88,28 +79,6 @@ def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_l
         beside = RunFolder(tmp_path / "sweep" / str(number)).load_checkpoint()
         assert beside is not None
         assert beside.params.tolist() == alone.params.tolist()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_chunks_of_runs_side_by_side_are_tasks_of_the_same_cluster(tmp_path: Path) -> None:
-    words = (*SMALL, "seed=5501", "engine=ray")
-    tally = run(*(job(tmp_path / f"run{number}", simulate, *words) for number in range(3)))
-    assert tally.failed == []
-    done = [RunFolder(tmp_path / f"run{number}").load_checkpoint() for number in range(3)]
-    alone = simulate(load_config([*words, f"output_dir={tmp_path / 'alone'}"])).checkpoint
-    assert [each.params.tolist() if each else None for each in done] == [alone.params.tolist()] * 3
-
-
-@pytest.mark.usefixtures("cluster")
-def test_runs_side_by_side_charge_an_account_what_all_of_them_cost(tmp_path: Path) -> None:
-    path = tmp_path / "people.db"
-    create_account(path, Population("people", 20, ADJACENCIES[0], 1e-3))
-    words = (f"privacy.user.account={path}", "sampling.population_name=people")
-    assert not run(*(job(tmp_path / f"run{number}", simulate, *words) for number in range(3))).failed
-    account = DurableLedger(path)
-    assert account.verify() == []
-    spent = [account.spent("user", data_owner=run).entries for run in account.data_owners("user")]
-    assert spent == [((EVENT, 2),)] * 3
 
 
 @pytest.mark.usefixtures("cluster")
@@ -144,14 +113,6 @@ def test_a_run_that_is_killed_goes_on_and_pays_for_the_round_that_it_repeats(tmp
     folder = RunFolder(tmp_path / "run")
     assert [row["round"] for row in folder.read_metrics()] == [1, 2]
     assert [release.round for release in DurableLedger(folder.ledger_path).releases()] == [1, 2, 2]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_run_that_is_killed_again_and_again_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "RETRIES", 1)
-    ((name, reason),) = run(job(tmp_path / "run", die)).failed
-    assert name == "run"
-    assert reason.startswith("Ray gave up the run, whose processes or machines were lost one after the other")
 
 
 @pytest.mark.usefixtures("cluster")

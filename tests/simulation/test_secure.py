@@ -22,8 +22,7 @@ from discreet.masking.server import Exchange, MaskingServer
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
-from discreet.server.noise_outlook import noise_outlook
-from discreet.server.plan import plan_of, planned
+from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
 from discreet.server.state import Outcome, State
@@ -178,14 +177,6 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(tmp_path: P
     assert spent.num_releases == outcome.checkpoint.round
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", "rounds=4").checkpoint
-    run(tmp_path / "cut", "rounds=2")
-    again = run(tmp_path / "cut", "rounds=4", "resume=true").checkpoint
-    assert torch.equal(whole.params, again.params)
-    assert ledger(tmp_path / "cut").spent("user").num_releases == 4
-
-
 def ready(folder: Path, held: ExitStack, *words: str) -> Session:
     return prepare(load_config([*SECURE, *words, f"output_dir={folder}"]), simulated=True, held=held)
 
@@ -261,10 +252,3 @@ def test_a_transport_that_reads_updates_is_refused(tmp_path: Path) -> None:
         session = ready(tmp_path / "run", held)
         with pytest.raises(ConfigError, match=r"privacy\.user\.aggregation=secure"):
             training_run(session, InProcessTransport(session.plan, str(tmp_path)))
-
-
-def test_what_is_expected_of_the_noise_counts_that_of_all_clients() -> None:
-    def ratio(*words: str) -> float:
-        return noise_outlook(planned(load_config([*words]))).ratio
-
-    assert ratio(*SECURE) == pytest.approx(ratio(*BASE) * math.sqrt(NODES / 3))

@@ -15,26 +15,21 @@ import pytest
 import torch
 
 from discreet.data.datasets import load_task
-from discreet.data.examples import Examples, Task, TaskShape
-from discreet.data.targets import SEQUENCES, FolderError, Target
-from discreet.models.model_check import check_fits
+from discreet.data.targets import SEQUENCES, Target
 from discreet.node.nodes import node_client
 from discreet.per_example.objective import PADDING
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
-from discreet.settings.rules import ConfigError
-from discreet.settings.training import ModelConfig
 from discreet.simulation.in_process import simulate
 from tests.command import predict
 from tests.node.clients import request
-from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows, sequences
+from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("data.name=folder", "data.num_clients=8", "data.partition=natural", "rounds=2", "seed=40127")
 MORE = ("training.epochs=1", "training.batch_size=8", "sampling.kind=everyone", "server.momentum=0")
 USER_OFF = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
 BY_EXAMPLE = (*USER_OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1")
-RATED = ("evaluation.kind=private", "evaluation.noise_multiplier=3", "evaluation.metrics=[accuracy,loss]")
 
 
 def words(path: Path, *more: str, model: str = LAYERS) -> list[str]:
@@ -139,56 +134,3 @@ def test_a_node_trains_on_sequences_of_its_own_and_of_its_own_length(model: str,
     found = client.answer(asked, start).update
     assert found.isfinite().all()
     assert found.any()
-
-
-WRONG = (
-    (TAGGED.replace(f"num_classes = {TAGS}\n", ""), "must give classes or num_classes"),
-    (TAGGED.replace(f"num_classes = {TAGS}", "num_classes = 3"), "neither one of 0 to 2 nor"),
-    (TAGGED.replace("-1", "-100"), "row 1: the class at position 0 is neither one of 0 to 3 nor the padding -100"),
-    (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 5"), r"whole numbers in \[0, 5\)"),
-    (TAGGED.replace(f"tokens = {TOKENS}", "tokens = 1"), "tokens: .* greater than or equal to 2"),
-    (TAGGED + "low = 0\nhigh = 9\n", "without low and high"),
-    (TAGGED.replace("-1", '"none"'), "padding must be a whole number"),
-    ("tokens = 9\nnum_classes = 9\nnext_token = true\n", "next_token needs tokens"),
-    ("next_token = true\n", "next_token needs tokens"),
-    ('tokens = 9\nnext_token = "yes"\n', "next_token: .* valid boolean"),
-    (TAGGED.replace("padding = -1\n", ""), "must be one number a row"),
-)
-
-
-def test_what_is_wrong_with_a_description_of_sequences_is_said_in_one_line(tmp_path: Path) -> None:
-    for description, said in WRONG:
-        with pytest.raises(FolderError, match=said) as error:
-            load_task("folder", path=str(folder(tmp_path, description)))
-        assert "\n" not in str(error.value)
-
-
-def test_one_class_an_example_is_no_sequence(tmp_path: Path) -> None:
-    folder(tmp_path, TAGGED)
-    np.savez(tmp_path / "train.npz", inputs=np.zeros((3, LENGTH)), tags=np.zeros(3), who=np.arange(3))
-    with pytest.raises(FolderError, match=r"targets of sequences must be of shape \(n, length\), not \(3,\)"):
-        load_task("folder", path=str(tmp_path))
-
-
-def test_what_does_not_fit_sequences_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    folder(tmp_path / "data")
-    for more, said in (
-        ("data.partition=dirichlet", "shares out by an example's class"),
-        ("task.loss=squared", "task.loss must be cross_entropy for folder, whose targets are sequences"),
-        ("task.class_weights=[1,2]", "one number a class: folder has 4 classes"),
-        ("model.name=tests.sequences:wrong_way", r"not logits \(inputs, classes, positions\) of shape \(3, 4, 6\)"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            run(tmp_path, more)
-    with pytest.raises(ConfigError, match="accuracy, loss, clients if sequences are predicted"):
-        run(tmp_path, *RATED[:2], "evaluation.metrics=[auc]")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_is_tried_without_a_test_set_too() -> None:
-    train = sequences(5)
-    shape = TaskShape((LENGTH,), TAGS, num_tokens=TOKENS, target=Target(SEQUENCES, length=LENGTH))
-    task = Task("tags", train, train.subset(torch.zeros(0, dtype=torch.int64)), shape)
-    check_fits(ModelConfig(GRU), task)
-    with pytest.raises(ValueError, match="all targets of the test set are padding"):
-        Task("tags", train, Examples(train.inputs[:1], torch.full((1, LENGTH), PADDING)), shape)

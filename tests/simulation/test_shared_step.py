@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -63,22 +62,6 @@ def test_the_target_chooses_the_noise_and_is_the_budget_of_a_longer_run(tmp_path
     assert ended.stopped is not None
     assert "privacy.example.max_epsilon=2" in ended.stopped
     assert float(RunFolder(tmp_path / "budget").read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
-
-
-def test_what_is_expected_of_the_noise_is_said_and_is_that_of_all_clients_in_the_mean_gradient(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    words = (*SECURE, "rounds=1", "server.learning_rate=1", "server.momentum=0")
-    with caplog.at_level(logging.INFO, logger="discreet"):
-        noised, clear = (
-            run(tmp_path / z, *words, f"privacy.example.noise_multiplier={z}").checkpoint.params for z in ("3", "0")
-        )
-    (said, nothing) = (record for record in caplog.records if "times as long as privacy.exa" in record.message)
-    # The seed is fixed: the norm of 650 values varies by 2.8 %, and the noise of three of the four is 13 % less.
-    found = float((noised - clear).norm()) / (0.5 * 0.5)  # learning rate and clip norm
-    assert float(said.message.split()[11]) == pytest.approx(found, rel=0.08)
-    assert "noise does not drive the model" in said.message
-    assert (said.levelno, float(nothing.message.split()[11])) == (logging.INFO, 0.0)
 
 
 REFUSED = (

@@ -18,11 +18,7 @@ from discreet.simulation.in_process import simulate
 from tests.command import predict
 
 SMALL = (
-    "rounds=2",
-    "data.num_clients=20",
-    "training.epochs=1",
-    "model.name=linear",
-    "seed=40127",
+    *("rounds=2", "data.num_clients=20", "training.epochs=1", "model.name=linear", "seed=40127"),
     "operations.predictions=true",
 )
 

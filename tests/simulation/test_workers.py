@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.simulation.workers import ForkedWorkers, ThreadWorker, Workers, can_fork
+from discreet.simulation.workers import ForkedWorkers, NoWorkers, Workers, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
@@ -33,7 +32,7 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> P
 
 def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
     train = partial(scaled, offset=0.5)
-    return ForkedWorkers(train, count=count, num_params=2) if forked else ThreadWorker(train)
+    return ForkedWorkers(train, count=count, num_params=2) if forked else NoWorkers(train)
 
 
 @pytest.mark.parametrize("forked", KINDS)
@@ -74,12 +73,6 @@ def test_a_killed_worker_is_said() -> None:
             next(each.replies([0]))
     finally:
         each.close()
-
-
-@pytest.mark.skipif(not can_fork(), reason="needs Linux")
-def test_a_process_of_a_pool_has_no_workers() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert not pool.apply(can_fork)
 
 
 def _killed(params: Tensor, work: int) -> PartialReply:

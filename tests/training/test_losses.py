@@ -52,15 +52,6 @@ def assert_a_loop_agrees(model: nn.Module, inputs: Tensor, targets: Tensor, *, l
         assert float((total.double() - wanted).norm()) <= 1e-3 * 0.7
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 3)])
-def test_a_loss_of_numbers_is_that_of_each_example_alone(name: str, shape: tuple[int]) -> None:
-    loss, outputs, targets = LOSSES[name], draw(*shape), draw(*shape).sigmoid()
-    wanted = torch.stack([NUMBERS[name](output, target) for output, target in zip(outputs, targets, strict=True)])
-    torch.testing.assert_close(loss(outputs, targets), wanted)
-    torch.testing.assert_close(loss(outputs.view(5, -1), targets.round().long()), loss(outputs, targets.round()))
-
-
 @pytest.mark.parametrize("criterion", CRITERIA, ids=str)
 def test_gradients_of_losses_of_numbers_are_those_of_a_loop(criterion: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
