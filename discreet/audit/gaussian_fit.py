@@ -51,8 +51,8 @@ class Normal:
 
 
 def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
-    """The least epsilon at `delta` for which neither of two Gaussians with different spreads gives any set more than
-    e^epsilon times the other's probability plus delta; exact.
+    """The least epsilon at `delta` for which neither of two Gaussians gives a set more than e^epsilon times the other's
+    probability plus delta; exact.
 
     Source: Steinke 2022 (arXiv 2210.00597), Proposition 7, as in Andrew et al. 2023 (arXiv 2302.03098), Section 3.
     """
@@ -66,11 +66,8 @@ def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
 
 
 def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
-    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`.
-
-    S is a union of intervals: those between the roots of a x^2 + b x + c, the log of the ratio of densities less
-    epsilon, on which P has more.
-    """
+    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`: S lies between the
+    roots of a x^2 + b x + c, the log of the ratio of densities less epsilon."""
     a = 0.5 * (other.spread**-2 - one.spread**-2)
     b = one.mean / one.spread**2 - other.mean / other.spread**2
     c = 0.5 * ((other.mean / other.spread) ** 2 - (one.mean / one.spread) ** 2)
@@ -101,8 +98,7 @@ class GaussianFit:
     """Gaussians fitted to the scores of canaries that were in, and of those that were out.
 
     Assumed: scores are independent given the coins, and Gaussian. For orthogonal canaries under Gaussian noise without
-    sampling that is so exactly; under Poisson sampling it holds in the limit of many rounds. It is an estimate: a
-    mechanism whose scores are not Gaussian (Laplace, one round of a small cohort) has another epsilon.
+    sampling that is so exactly; under Poisson sampling it holds in the limit of many rounds. It is an estimate.
 
     Attributes:
       seen, unseen: means and standard deviations (divisor n - 1).

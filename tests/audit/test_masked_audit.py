@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from discreet.audit.gaussian_fit import epsilon_of_shift
-from discreet.audit.release_audit import MakeVector, audit_round
-from discreet.audit.step_audit import audit_shared_step, step_parts
+from discreet.audit.release_audit import MakeVector, audit_round, audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Task
 from discreet.mechanisms.masked_step import step_norm
