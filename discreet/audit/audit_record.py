@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from scipy.stats import norm
 
 from discreet import __version__
 from discreet.audit.canary_scores import Experiment
-from discreet.audit.verdict import ASSUMES, SIGNIFICANCE, Judgement, Verdict
+from discreet.audit.gaussian_fit import fit_gaussians
+from discreet.audit.verdict import ASSUMES, SIGNIFICANCE, Verdict
 from discreet.reporting.drawing import INK, SERIES, Picture, picture
 from discreet.server.run_folder import replace_file, write_json
 
@@ -19,36 +21,9 @@ BINS = 40
 _NOTE = "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were fitted to the scores."
 
 
-def record_of(experiment: Experiment, verdict: Verdict) -> dict[str, Any]:
-    """The content of audit.json."""
-    return {
-        "discreet": __version__,
-        "mechanism": verdict.mechanism,
-        "settings": experiment.settings,
-        "power": verdict.outlook,
-        "refuted": verdict.refuted,
-        "false_alarm": verdict.false_alarm,
-        "level": 1 - SIGNIFICANCE,
-        "assumes": ASSUMES,
-        "observations": [
-            {
-                "name": found.name,
-                "claimed": found.claim.epsilon,
-                "delta": found.claim.delta,
-                "adjacency": found.claim.adjacency,
-                "estimate": found.estimate,
-                "interval": found.interval,
-                "bounds": {bound.method: {"epsilon": bound.epsilon, "strict": bound.strict} for bound in found.bounds},
-                "refuted_by": found.refuted_by,
-            }
-            for found in verdict.judgements
-        ],
-    }
-
-
-def score_picture(experiment: Experiment, run: Judgement) -> Picture:
+def score_picture(experiment: Experiment) -> Picture:
     """Two histograms as densities, of the scores of the whole run, in and out, and the Gaussians that are fitted."""
-    scores, fit = experiment.observations[-1].scores, run.fit
+    scores = experiment.observations[-1].scores
     edges = np.histogram_bin_edges(scores.values, BINS)
 
     def draw(axes: Any) -> str:
@@ -57,6 +32,7 @@ def score_picture(experiment: Experiment, run: Judgement) -> Picture:
         axes.axhline(0, color=INK, linewidth=0.6)
         axes.set_xlabel("score: what all releases say of a canary")
         axes.set_ylabel("density")
+        fit = None if experiment.releases.noise_multiplier is None else fit_gaussians(scores)
         at = np.linspace(edges[0], edges[-1], 200)
         for number, normal in enumerate((fit.unseen, fit.seen) if fit else ()):
             axes.plot(at, norm.pdf(at, normal.mean, normal.spread), color=SERIES[number])
@@ -68,5 +44,6 @@ def score_picture(experiment: Experiment, run: Judgement) -> Picture:
 def write_audit(folder: Path, experiment: Experiment, verdict: Verdict) -> None:
     """Writes both files into a folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RECORD, record_of(experiment, verdict))
-    replace_file(folder / PICTURE, score_picture(experiment, verdict.judgements[-1]).svg.encode())
+    facts = {"discreet": __version__, "settings": experiment.settings, "level": 1 - SIGNIFICANCE, "assumes": ASSUMES}
+    write_json(folder / RECORD, facts | asdict(verdict) | {"refuted": verdict.refuted})
+    replace_file(folder / PICTURE, score_picture(experiment).svg.encode())

@@ -10,7 +10,7 @@ import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 from scipy.optimize import approx_fprime, brentq
-from scipy.special import log_ndtr
+from scipy.special import ndtr
 from scipy.stats import f as f_distribution
 from scipy.stats import norm, normaltest
 
@@ -19,7 +19,7 @@ from discreet.audit.canary_scores import Scores
 FEWEST = 20  # scores of a kind, below which a fit says nothing
 DOUBT = 1e-3  # a test with this false-alarm rate says that spreads differ, or that scores are not Gaussian
 STEP = 1e-4  # of numerical derivatives, in units of a spread
-MOST_EPSILON = 1e6  # beyond it an epsilon means nothing
+MOST_EPSILON = 700.0  # beyond it an epsilon means nothing, and e^epsilon is no number
 
 
 @lru_cache(maxsize=4096)
@@ -78,18 +78,14 @@ def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
     # The stable form of the two roots: no difference of nearly equal numbers.
     half = -0.5 * (b + math.copysign(math.sqrt(square), b))
     edges = np.array([-math.inf, *sorted((half / a, c / half)), math.inf])
-    with np.errstate(over="ignore"):  # where Q has more, it may have e^1000 times as much
-        gained = np.exp(_log_masses(one, edges)) - np.exp(_log_masses(other, edges) + epsilon)
+    gained = _masses(one, edges) - np.exp(epsilon) * _masses(other, edges)
     return float(np.maximum(gained, 0).sum())
 
 
-def _log_masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The log of the probability of each interval between two edges."""
-    units = (edges - normal.mean) / normal.spread
-    low, high = units[:-1], units[1:]
-    # The mirrored interval has the same mass, and tails keep their digits below 0.
-    low, high = np.where(low > 0, (-high, -low), (low, high))
-    masses: NDArray[np.float64] = log_ndtr(high) + np.log1p(-np.exp(log_ndtr(low) - log_ndtr(high)))
+def _masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The probability of each interval between two edges; by the upper tail above the mean, where it keeps digits."""
+    low, high = ((each - normal.mean) / normal.spread for each in (edges[:-1], edges[1:]))
+    masses: NDArray[np.float64] = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
     return masses
 
 

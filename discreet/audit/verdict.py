@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
+from discreet.audit.canary_scores import Experiment, Observation, Releases
 from discreet.audit.gaussian_fit import GaussianFit, fit_gaussians
 from discreet.audit.lower_bounds import fdp_bound, guess, one_run_bound, planned, repeated_bound
 from discreet.audit.power import power_of
@@ -26,91 +26,77 @@ ASSUMES = {
 
 
 @dataclass(frozen=True)
-class LowerBound:
-    """A lower bound of epsilon by a method of `ASSUMES`: at 95 %, and `strict`, at the level of the verdict."""
-
-    method: str
-    epsilon: float
-    strict: float
-
-
-@dataclass(frozen=True)
 class Judgement:
-    """The findings on one observation; the bound with the strongest assumption comes last.
+    """The findings on one observation, as audit.json has them.
 
-    `fit` is None if the noise or the scores are not Gaussian, or if there are fewer than 20 scores of a kind; and for a
-    single round whose claim stands: it is too rough to be set beside one, and of a sampled round no Gaussian.
+    Attributes:
+      claimed, delta, adjacency: what the ledger states.
+      estimate, interval: by the Gaussian fit, the interval at 95 %. None if the noise or the scores are not Gaussian,
+        or if there are fewer than 20 scores of a kind; and for a single round whose claim stands: it is too rough to
+        be set beside one, and of a sampled round no Gaussian.
+      bounds: lower bounds of epsilon by method of `ASSUMES`, with the strongest assumption last: `epsilon` is at 95 %,
+        and `strict` at the level of the verdict.
+      refuted_by: the methods whose strict bound passes the claim.
     """
 
     name: str
-    claim: Claim
-    fit: GaussianFit | None
-    bounds: tuple[LowerBound, ...]
-
-    @property
-    def estimate(self) -> float | None:
-        """Epsilon by the Gaussian fit."""
-        return None if self.fit is None else self.fit.epsilon(delta=self.claim.delta)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """That of the estimate, at 95 %."""
-        return None if self.fit is None else self.fit.interval(delta=self.claim.delta, level=1 - SIGNIFICANCE)
-
-    @property
-    def refuted_by(self) -> tuple[str, ...]:
-        """The methods whose bound passes the claim at the level of the verdict."""
-        return tuple(bound.method for bound in self.bounds if bound.strict > self.claim.epsilon)
+    claimed: float
+    delta: float
+    adjacency: str
+    estimate: float | None
+    interval: tuple[float, float] | None
+    bounds: dict[str, dict[str, float]]
+    refuted_by: tuple[str, ...]
 
     @property
     def row(self) -> dict[str, object]:
         """A row of the table that is printed."""
         return {
             "": self.name,
-            "claimed": self.claim.epsilon,
+            "claimed": self.claimed,
             "estimate": "-" if self.estimate is None else f"{self.estimate:.3g}",
             "interval": "-" if self.interval is None else "{:.3g} .. {:.3g}".format(*self.interval),
-            **{f"bound: {bound.method}": f"{bound.epsilon:.3g}" for bound in self.bounds},
+            **{f"bound: {method}": f"{bound['epsilon']:.3g}" for method, bound in self.bounds.items()},
             "refuted by": ", ".join(self.refuted_by) or "none",
         }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings of an audit; the last judgement is of the whole run.
+    """The findings of an audit; the last observation is of the whole run.
 
     Attributes:
       false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is at most this.
-      outlook: what the bounds of the whole run could have found, in words; `finds`: there is something.
+      power: what the bounds of the whole run could have found, in words; `finds`: there is something.
     """
 
     mechanism: str
-    judgements: tuple[Judgement, ...]
+    observations: tuple[Judgement, ...]
     false_alarm: float
-    outlook: str
+    power: str
     finds: bool
 
     @property
     def refuted(self) -> bool:
         """True if a lower bound passes a claim. If none does, that shows no privacy: another audit may find more."""
-        return any(judgement.refuted_by for judgement in self.judgements)
+        return any(found.refuted_by for found in self.observations)
 
     @property
     def shown(self) -> list[Judgement]:
         """The judgements to print: the run, the first ten rounds, and all that are refuted."""
-        *rounds, run = self.judgements
+        *rounds, run = self.observations
         return [*(found for number, found in enumerate(rounds) if found.refuted_by or number < SHOWN), run]
 
     def lines(self) -> Iterator[str]:
         """The words below the table: what each bound assumes, and the verdict."""
-        run = self.judgements[-1]
-        if left := len(self.judgements) - len(self.shown):
+        run = self.observations[-1]
+        if left := len(self.observations) - len(self.shown):
             yield f"{left} more rounds are in audit.json"
-        yield f"{self.mechanism}, {run.claim.adjacency}, delta {run.claim.delta:g}; interval and bounds at 95 %"
-        yield from (f"bound: {bound.method} assumes {ASSUMES[bound.method]}" for bound in run.bounds)
+        yield f"{self.mechanism}, {run.adjacency}, delta {run.delta:g}; interval and bounds at 95 %"
+        yield from (f"bound: {method} assumes {ASSUMES[method]}" for method in run.bounds)
         rate = f"false-alarm rate {self.false_alarm:g}"
         if self.refuted:
-            yield f"REFUTED ({rate}): {', '.join(found.name for found in self.judgements if found.refuted_by)}"
+            yield f"REFUTED ({rate}): {', '.join(found.name for found in self.observations if found.refuted_by)}"
         elif self.finds:
             yield f"not refuted: no bound passes its claim ({rate}); this is no proof"
         else:
@@ -122,7 +108,7 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
     releases, count = experiment.releases, len(experiment.observations)
     levels = levels_of(count - 1, false_alarm=false_alarm)
     *rounds, run = (_judged(*each, releases) for each in zip(experiment.observations, levels, strict=True))
-    told = (each if each.refuted_by else replace(each, fit=None) for each in rounds)
+    told = (each if each.refuted_by else replace(each, estimate=None, interval=None) for each in rounds)
     scores = experiment.observations[-1].scores
     canaries = len(scores.seen if releases.repeated else scores.values)
     power = power_of(releases, canaries, level=levels[-1])
@@ -148,12 +134,15 @@ def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
 
 
 def _judged(seen: Observation, level: float, releases: Releases) -> Judgement:
-    fit = None if releases.noise_multiplier is None else fit_gaussians(seen.scores)
-    bounds = (
-        LowerBound(method, bound(significance=SIGNIFICANCE), bound(significance=level))
+    fit, claim = None if releases.noise_multiplier is None else fit_gaussians(seen.scores), seen.claim
+    bounds = {
+        method: {"epsilon": bound(significance=SIGNIFICANCE), "strict": bound(significance=level)}
         for method, bound in _methods(seen, releases, fit)
-    )
-    return Judgement(seen.name, seen.claim, fit, tuple(bounds))
+    }
+    estimate = fit.epsilon(delta=claim.delta) if fit else None
+    interval = fit.interval(delta=claim.delta, level=1 - SIGNIFICANCE) if fit else None
+    refuted = tuple(method for method, bound in bounds.items() if bound["strict"] > claim.epsilon)
+    return Judgement(seen.name, claim.epsilon, claim.delta, claim.adjacency, estimate, interval, bounds, refuted)
 
 
 def _methods(
