@@ -28,7 +28,7 @@ class Canaries:
 
     Attributes:
       signs: (num_params,) float64 of -1 and 1, the flipped signs.
-      rows: (k,) int64, which rows of the basis are in use; no two are the same.
+      rows: (k,) int64, the rows of the basis that are in use.
       bits: (k,) bool, what each canary says of its norm.
       included: (k,) bool, how the coins fell.
     """
@@ -51,21 +51,13 @@ class Canaries:
 
 
 def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries:
-    """Canaries with random directions, random bits and fair coins.
-
-    Raises:
-      ConfigError: `count` is not within 1 .. num_params: there are no more orthogonal directions.
-    """
+    """Canaries with random directions, random bits and fair coins; ConfigError if there are not so many directions."""
     if not 1 <= count <= num_params:
         raise ConfigError(f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})")
     rows = source.child("rows").permutation(num_params)[:count].numpy()
-    signs = np.where(_coins(num_params, source.child("signs")), 1.0, -1.0)
-    return Canaries(signs, rows, _coins(count, source.child("bits")), _coins(count, source.child("coins")))
-
-
-def _coins(count: int, source: RandomSource) -> NDArray[np.bool_]:
-    fell: NDArray[np.bool_] = source.words(count) % 2 == 1
-    return fell
+    numbers = {"signs": num_params, "bits": count, "coins": count}
+    signs, bits, coins = (source.child(name).words(number) % 2 == 1 for name, number in numbers.items())
+    return Canaries(np.where(signs, 1.0, -1.0), rows, bits, coins)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +92,8 @@ class Auditor:
     def scores(
         self, before: State, after: State, fraction: object, *, known: Tensor | float = 0.0, below: int = 0
     ) -> NDArray[np.float64]:
-        """The scores of a round, (k,).
-
-        Args:
-          fraction: the released share of norms below the clip norm, if there is one.
-          known, below: the sum of updates and of centred bits, in halves, of honest clients, as the auditor knows them.
+        """The scores of a round, (k,). `fraction`: the released share of norms below the clip norm, if there is one.
+        `known`, `below`: the sum of updates and of centred bits, in halves, of honest clients, as the auditor knows it.
         """
         release = self.settings.release
         clipping: Any = release.clipping or release

@@ -38,7 +38,7 @@ class Scores:
 
     Attributes:
       values: (k,) float64, finite; a higher score says "in".
-      included: (k,) bool: whether the canary was in. The bounds of one run hold only for independent fair coins.
+      included: (k,) bool, true if the canary was in. The bounds of one run hold only for independent fair coins.
       centred: the score of a canary that is out has the mean 0 by design. It has if the canary then sends nothing and
         its direction has a random sign: the release does not depend on that sign.
     """
@@ -64,12 +64,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases that canaries are sent through: `rounds` of them.
+    """The releases that canaries are sent through: `rounds` of them, for which `claim` stands.
 
     Attributes:
       probability: with which a canary is in the cohort of one.
       noise_multiplier: of each; None if the noise is not Gaussian, so that nothing is fitted.
-      claim: of all together.
       repeated: one canary is released again and again, half of the times without it. Then the mean of the scores
         without it is fitted too: of canaries whose directions have random signs it is known to be 0.
     """
@@ -102,14 +101,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything an audit observed.
-
-    Attributes:
-      mechanism: in words, for instance "user level".
-      observations: at least one; the last is of the whole run.
-      settings: as they are written to audit.json.
-      releases: of the whole run; they say what can be found.
-    """
+    """Everything an audit observed; the last observation is of the whole run, and so are the releases. The settings are
+    those that are written to audit.json."""
 
     mechanism: str
     observations: tuple[Observation, ...]

@@ -7,7 +7,6 @@ al. 2023, arXiv 2302.07956). The auditor sees the noised gradient of each step, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,15 +27,7 @@ from discreet.privacy.randomness import source_of
 from discreet.server.plan import Plan
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.rules import ConfigError
-from discreet.training.local_training import (
-    ExamplePrivacy,
-    LocalSettings,
-    OneClient,
-    dp_sgd,
-    example_event,
-    sampling_probability,
-    steps_of,
-)
+from discreet.training.local_training import OneClient, dp_sgd, example_event, sampling_probability, steps_of
 
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
@@ -57,15 +48,24 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, ro
     if not plan.noised(EXAMPLE):
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
     model, examples = model_and_examples(plan, task, client)
-    if not 1 <= canaries <= len(examples):
-        raise ConfigError(f"client {client} has room for 1 .. {len(examples)} canaries (got {canaries})")
-    settings, source = local_settings(plan.run, len(examples)), source_of(plan.seed).child("audit")
-    drawn = draw_canaries(canaries, sum(p.numel() for p in trainable(model)), source.child("canaries"))
+    if not 1 <= canaries <= (count := len(examples)):
+        raise ConfigError(f"client {client} has room for 1 .. {count} canaries (got {canaries})")
+    settings, source = local_settings(plan.run, count), source_of(plan.seed).child("audit")
+    assert settings.example is not None
+    noise, drawn = settings.example.noise_multiplier, draw_canaries(canaries, _size(model), source.child("canaries"))
     seen = [
-        _scores_of(OneClient(model, examples, settings, source.child("round", number)), drawn)
+        _scores_of(OneClient(model, examples, settings, source.child("round", number)), drawn, noise)
         for number in range(plan.run.rounds if rounds is None else rounds)
     ]
-    return _experiment(plan, settings, len(examples), seen)
+    event, steps = example_event(count, settings), steps_of(count, settings)
+    total = steps * len(seen)
+    once, claim = (Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total))
+    facts: Facts = {
+        **{"canaries": canaries, "examples": count, "rounds": len(seen), "steps": total},
+        **{"batch_size": settings.batch_size, "noise_multiplier": noise, "secure": plan.seed is None},
+    }
+    releases = Releases(total, sampling_probability(count, settings), noise, claim)
+    return Experiment("example level", observed([(once, scores) for scores in seen], claim), facts, releases)
 
 
 def model_and_examples(plan: Plan, task: Task, client: int) -> tuple[nn.Module, Examples]:
@@ -74,36 +74,18 @@ def model_and_examples(plan: Plan, task: Task, client: int) -> tuple[nn.Module, 
     return behind_fixed(model_for(plan.model, task.shape, seed=0), examples)
 
 
-def _experiment(plan: Plan, settings: LocalSettings, count: int, seen: Sequence[Scores]) -> Experiment:
-    private, steps = _private(settings), steps_of(count, settings)
-    event, total = example_event(count, settings), steps * len(seen)
-    once, claim = (Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total))
-    facts: Facts = {
-        "canaries": len(seen[0].values),
-        "examples": count,
-        "rounds": len(seen),
-        "steps": total,
-        "batch_size": settings.batch_size,
-        "noise_multiplier": private.noise_multiplier,
-        "secure": plan.seed is None,
-    }
-    releases = Releases(total, sampling_probability(count, settings), private.noise_multiplier, claim)
-    return Experiment("example level", observed([(once, scores) for scores in seen], claim), facts, releases)
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in trainable(model))
 
 
-def _private(settings: LocalSettings) -> ExamplePrivacy:
-    assert settings.example is not None
-    return settings.example
-
-
-def _scores_of(client: OneClient, canaries: Canaries) -> Scores:
+def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:
     """The scores of one round, added up over its steps. The last k examples of the client are the places of the
     canaries; its model is moved."""
     ordinary, places = len(client.examples) - len(canaries.rows), np.arange(len(canaries.rows))
-    if _private(client.settings).public_num_examples is not None:
+    if client.settings.example and client.settings.example.public_num_examples is not None:
         places = places[canaries.included]  # the others are not there
         client = replace(client, examples=client.examples.subset(torch.arange(ordinary + len(places))))
-    steps = ScoredSteps(client, canaries, places)
+    steps = ScoredSteps(client, canaries, places, noise_multiplier)
     to_train(client.model)
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(client.model)]
     with masks_from(client.source, client.model):
@@ -118,10 +100,10 @@ class ScoredSteps:
     less the other examples, over the variance of the noise.
     """
 
-    def __init__(self, client: OneClient, canaries: Canaries, places: np.ndarray) -> None:
+    def __init__(self, client: OneClient, canaries: Canaries, places: np.ndarray, noise_multiplier: float) -> None:
         self.client, self.canaries, self.places = client, canaries, places
         self.poisson_batch, self.views = client.poisson_batch, client.views
-        self.known = torch.zeros(len(canaries.signs), dtype=torch.float64)
+        self.noise_multiplier, self.known = noise_multiplier, torch.zeros(len(canaries.signs), dtype=torch.float64)
         self.scores = np.zeros(len(canaries.rows))
 
     def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
@@ -137,7 +119,6 @@ class ScoredSteps:
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         """The client's noised sum, which is scored on the way."""
-        noised = self.client.add_noise(sums, clip_norm, step=step)
-        variance = clip_norm * _private(self.client.settings).noise_multiplier ** 2
+        noised, variance = self.client.add_noise(sums, clip_norm, step=step), clip_norm * self.noise_multiplier**2
         self.scores = self.scores + self.canaries.along(noised[0].double() - self.known) / variance
         return noised

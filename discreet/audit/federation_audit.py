@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,8 @@ from flwr.app import Message, RecordDict
 
 from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment, Scores
-from discreet.audit.user_audit import SeenRun, check_noised, experiment_of, said_first
+from discreet.audit.user_audit import SeenRun, check_noised, said_first, together
+from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.ledger.durable_ledger import DurableLedger
@@ -33,7 +33,7 @@ from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.plan import Plan, plan_of
-from discreet.server.run_folder import RunFolder
+from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.run_plan import round_settings
 from discreet.server.session import check_secure
 from discreet.server.state import State
@@ -55,12 +55,8 @@ NODE_PAUSE = 0.1  # times the number of nodes: the seconds between two looks of 
 
 
 def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experiment:
-    """Runs a plan in a federation of processes whose nodes are canaries, and scores them.
-
-    Everything lies in a folder that is thrown away.
-
-    Args:
-      canaries: nodes of each run, each in or out by a coin of its own.
+    """Runs a plan in a federation of processes, in a folder that is thrown away, and scores its nodes: `canaries` of
+    each run, each in or out by a coin of its own.
 
     Raises:
       ConfigError: the configuration can't run in a real federation, gives no user-level guarantee by noise at the
@@ -79,7 +75,7 @@ def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experi
         drawn = [draw_canaries(canaries, plan.num_params, secure_source()) for _ in range(runs)]
         seen = [_one_run(started, plan, f"audited-{n}", each) for n, each in enumerate(drawn, 1)]
     facts = {"canaries": canaries, "runs": runs, "honest clients": 0}
-    return experiment_of("a federation of processes", plan, releases, seen, facts)
+    return together("a federation of processes", plan, releases, seen, facts)
 
 
 def check_federation(plan: Plan, canaries: int, runs: int) -> None:
@@ -121,10 +117,8 @@ def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) 
             )
             held.enter_context(node)
         logger.info("%s: %d of %d canaries are in", name, len(there), len(canaries.included))
-        kept = held.enter_context(kept_checkpoints(run))
         federation.run(name, *words_of(plan.asked), f"sampling.min_nodes={len(there)}", output=run.path)
-        with suppress(TimeoutError):  # told below: with fewer releases than are planned, and what was written last
-            federation.finish(run, seconds=START_SECONDS + plan.run.rounds * plan.round_timeout)
+        kept = kept_checkpoints(federation, run, seconds=START_SECONDS + plan.run.rounds * plan.round_timeout)
     if len(kept) != plan.run.rounds:
         said = federation.says(f"run-{name}").strip().splitlines()
         raise RunLostError(f"{len(kept)} of {plan.run.rounds} releases of {name} were seen: {said[-1] if said else ''}")
@@ -139,29 +133,21 @@ def _answer(canaries: Canaries, index: int, message: Message) -> RecordDict:
     return encode_reply(TrainReply(request.round, update, below=bool(canaries.bits[index])))
 
 
-@contextmanager
-def kept_checkpoints(run: RunFolder) -> Iterator[list[State]]:
-    """The checkpoints that a run writes while the block runs, in order; complete when the block has ended."""
-    ended, kept = threading.Event(), list[State]()
+def kept_checkpoints(federation: Federation, run: RunFolder, *, seconds: float) -> list[State]:
+    """The checkpoints that a run writes until it is over, in order; fewer than planned if it fails or takes longer."""
+    kept, written = list[State](), [0]
 
-    def look() -> None:
-        last, over = 0, False
-        while not over:
-            over = ended.wait(LOOK_SECONDS)
-            written = run.checkpoint_path.stat().st_mtime_ns if run.checkpoint_path.exists() else 0
-            if written == last:
-                continue
-            last, found = written, run.load_checkpoint()
-            if found is not None and (not kept or found.round > kept[-1].round):
-                kept.append(found)
+    def is_over() -> bool:
+        over = state_of(run) in OVER or federation.processes[f"run-{run.path.name}"].poll() is not None
+        now = run.checkpoint_path.stat().st_mtime_ns if run.checkpoint_path.exists() else 0
+        if now != written[-1] and (found := run.load_checkpoint()) is not None:
+            written.append(now)
+            kept.extend([found] if not kept or found.round > kept[-1].round else [])
+        return over
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield kept
-    finally:
-        ended.set()
-        thread.join()
+    with suppress(TimeoutError):  # the caller tells of it
+        wait_until(is_over, seconds, "the run is over", every=LOOK_SECONDS)
+    return kept
 
 
 def scored(run: RunFolder, releases: Sequence[State], canaries: Canaries) -> SeenRun:

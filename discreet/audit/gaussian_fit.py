@@ -10,7 +10,7 @@ import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 from scipy.optimize import approx_fprime, brentq
-from scipy.special import log_ndtr
+from scipy.special import ndtr
 from scipy.stats import f as f_distribution
 from scipy.stats import norm, normaltest
 
@@ -19,7 +19,7 @@ from discreet.audit.canary_scores import Scores
 FEWEST = 20  # scores of a kind, below which a fit says nothing
 DOUBT = 1e-3  # a test with this false-alarm rate says that spreads differ, or that scores are not Gaussian
 STEP = 1e-4  # of numerical derivatives, in units of a spread
-MOST_EPSILON = 1e6  # beyond it an epsilon means nothing
+MOST_EPSILON = 700.0  # beyond it an epsilon means nothing, and e^epsilon is no number
 
 
 @lru_cache(maxsize=4096)
@@ -51,8 +51,8 @@ class Normal:
 
 
 def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
-    """The least epsilon at `delta` for which neither of two Gaussians with different spreads gives any set more than
-    e^epsilon times the other's probability plus delta; exact.
+    """The least epsilon at `delta` for which neither of two Gaussians gives a set more than e^epsilon times the other's
+    probability plus delta; exact.
 
     Source: Steinke 2022 (arXiv 2210.00597), Proposition 7, as in Andrew et al. 2023 (arXiv 2302.03098), Section 3.
     """
@@ -66,11 +66,8 @@ def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
 
 
 def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
-    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`.
-
-    S is a union of intervals: those between the roots of a x^2 + b x + c, the log of the ratio of densities less
-    epsilon, on which P has more.
-    """
+    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`: S lies between the
+    roots of a x^2 + b x + c, the log of the ratio of densities less epsilon."""
     a = 0.5 * (other.spread**-2 - one.spread**-2)
     b = one.mean / one.spread**2 - other.mean / other.spread**2
     c = 0.5 * ((other.mean / other.spread) ** 2 - (one.mean / one.spread) ** 2)
@@ -81,18 +78,14 @@ def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
     # The stable form of the two roots: no difference of nearly equal numbers.
     half = -0.5 * (b + math.copysign(math.sqrt(square), b))
     edges = np.array([-math.inf, *sorted((half / a, c / half)), math.inf])
-    with np.errstate(over="ignore"):  # where Q has more, it may have e^1000 times as much
-        gained = np.exp(_log_masses(one, edges)) - np.exp(_log_masses(other, edges) + epsilon)
+    gained = _masses(one, edges) - np.exp(epsilon) * _masses(other, edges)
     return float(np.maximum(gained, 0).sum())
 
 
-def _log_masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The log of the probability of each interval between two edges."""
-    units = (edges - normal.mean) / normal.spread
-    low, high = units[:-1], units[1:]
-    # The mirrored interval has the same mass, and tails keep their digits below 0.
-    low, high = np.where(low > 0, (-high, -low), (low, high))
-    masses: NDArray[np.float64] = log_ndtr(high) + np.log1p(-np.exp(log_ndtr(low) - log_ndtr(high)))
+def _masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The probability of each interval between two edges; by the upper tail above the mean, where it keeps digits."""
+    low, high = ((each - normal.mean) / normal.spread for each in (edges[:-1], edges[1:]))
+    masses: NDArray[np.float64] = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
     return masses
 
 
@@ -101,8 +94,7 @@ class GaussianFit:
     """Gaussians fitted to the scores of canaries that were in, and of those that were out.
 
     Assumed: scores are independent given the coins, and Gaussian. For orthogonal canaries under Gaussian noise without
-    sampling that is so exactly; under Poisson sampling it holds in the limit of many rounds. It is an estimate: a
-    mechanism whose scores are not Gaussian (Laplace, one round of a small cohort) has another epsilon.
+    sampling that is so exactly; under Poisson sampling it holds in the limit of many rounds. It is an estimate.
 
     Attributes:
       seen, unseen: means and standard deviations (divisor n - 1).

@@ -6,19 +6,17 @@ one canary in many independent releases is the strongest test. It is as far from
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
-from discreet.audit.release_audit import LONG, Score, noise_of, scores_of
+from discreet.audit.canary_scores import Experiment, Facts
+from discreet.audit.release_audit import LONG, Repeated, Score
 from discreet.data.examples import Examples
 from discreet.mechanisms.laplace_step import release_step
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
-from discreet.privacy.randomness import RandomSource, secure_source, source_of
+from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.server.plan import Plan
 from discreet.settings.privacy import LOCAL
 from discreet.settings.rules import ConfigError
@@ -42,24 +40,11 @@ def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
         raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
     if not 1 <= rounds <= run.rounds:
         raise ConfigError(f"an audit needs 1 .. {run.rounds} rounds (got {rounds})")
-    training, source = settings_without_noise(run.training), source_of(plan.seed).child("audit")
-    spent, seen, noises = PrivacyLedger(), [], list[float | None]()
-    for number in range(1, rounds + 1):
-        privacy = round_privacy(run, round_number=number)
-        claim = Claim.of(plan, LOCAL, PrivacyLedger().record(privacy.event))
-        seen.append((claim, scores_of(_score(privacy, training), releases, source.child("round", number))))
-        noises.append(noise_of(privacy.event))
-        spent = spent.record(privacy.event)
-    facts: Facts = {
-        "kind": run.local.kind,
-        "releases": releases,
-        "rounds": rounds,
-        "noise": run.noise,
-        "secure": plan.seed is None,
-    }
-    claim, precisions = Claim.of(plan, LOCAL, spent), [noise**-2 for noise in noises if noise is not None]
-    noise = 1 / math.sqrt(sum(precisions)) if precisions else None  # of one Gaussian, as all together are
-    return Experiment("local level", observed(seen, claim), facts, Releases(1, 1.0, noise, claim, repeated=True))
+    training = settings_without_noise(run.training)
+    privacies = [round_privacy(run, round_number=number) for number in range(1, rounds + 1)]
+    scored = [(privacy.event, _score(privacy, training)) for privacy in privacies]
+    facts: Facts = {"kind": run.local.kind, "noise": run.noise}
+    return Repeated("local level", LOCAL, scored, facts=facts).experiment(plan, releases)
 
 
 def _score(privacy: LocalPrivacy, training: LocalSettings) -> Score:

@@ -35,10 +35,8 @@ class Guesses:
 
 
 def guess(scores: Scores, *, made: int) -> Guesses:
-    """Says "in" of the highest scores and "out" of the lowest, half of `made` each (one more "in" if it is odd).
-
-    A guess is a function of the scores alone. Of equal scores the first come first: the coins decide nothing.
-    """
+    """Says "in" of the highest scores and "out" of the lowest, half of `made` each (one more "in" if it is odd). Of
+    equal scores the first come first: the coins decide nothing."""
     order, out = np.argsort(scores.values, kind="stable"), made // 2
     said_out, said_in = order[:out], order[len(order) - made + out :]
     return Guesses(len(order), made, int(np.sum(~scores.included[said_out]) + np.sum(scores.included[said_in])))
@@ -46,12 +44,8 @@ def guess(scores: Scores, *, made: int) -> Guesses:
 
 @lru_cache(maxsize=64)
 def planned(canaries: int, epsilon: float, delta: float, *, shifts: bool) -> int:
-    """The number of guesses that makes a bound largest if scores are N(s, 1) in and N(0, 1) out, with the s of the
-    claim: `one_run_bound`, or with `shifts` `fdp_bound`.
-
-    The plan reads no score, so a bound from that many guesses needs no correction for having chosen. It costs power,
-    never correctness, if scores are distributed in another way.
-    """
+    """The number of guesses that makes `one_run_bound`, or with `shifts` `fdp_bound`, largest if scores are N(s, 1) in
+    and N(0, 1) out, with the s of the claim. It reads no score, so a bound needs no correction for having chosen."""
     shift = shift_of_epsilon(epsilon, delta=delta) if 0 < epsilon < math.inf else WITHOUT_CLAIM
     bound: Callable[[Guesses], float] = fdp_shift_bound if shifts else partial(one_run_bound, delta=delta)
     best, number = -1.0, canaries
@@ -138,11 +132,8 @@ def fdp_shift_bound(guesses: Guesses, *, significance: float = 0.05) -> float:
 
 
 def fdp_bound(guesses: Guesses, *, delta: float, significance: float = 0.05) -> float:
-    """`fdp_shift_bound` as an epsilon at `delta`.
-
-    It refutes (epsilon, delta) for mechanisms that are Gaussian-DP with the shift of that epsilon: Gaussian ones do
-    exactly. It is no bound for Laplace noise, which is (epsilon, 0)-DP and less private than that on other events.
-    """
+    """`fdp_shift_bound` as an epsilon at `delta`: for mechanisms that are Gaussian-DP with the shift of that epsilon,
+    as Gaussian ones are. It is no bound for Laplace noise."""
     return epsilon_of_shift(fdp_shift_bound(guesses, significance=significance), delta=delta)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
@@ -21,69 +20,49 @@ HALF = 0.5
 LEAST_SHARE = 1e-3  # of the noise: with less there is as good as none
 
 
-@dataclass(frozen=True)
-class Power:
-    """The faults that an audit is able to find, in words; `finds`: there are any."""
+def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool]:
+    """The faults that an audit is able to find whose bounds have this level, in words, and true if there are any.
 
-    says: str
-    finds: bool
-
-
-def power_of(releases: Releases, count: int, *, level: float) -> Power:
-    """The power of an audit whose bounds have this level.
-
-    Args:
-      count: the number of canaries of all runs together; if one is released again and again, how often with it, and as
-        often without.
+    `count`: the canaries of all runs together; if one is released again and again, how often with it, and as often
+    without.
     """
     claimed = releases.claim.epsilon
     if not claimed < math.inf:
-        return Power("it could have found nothing: there is no claim", finds=False)
+        return "it could have found nothing: there is no claim", False
     many = f"{count} releases with the canary and as many without" if releases.repeated else f"{count} canaries"
     scores = 2 * count if releases.repeated else count
-    fitted = None if releases.noise_multiplier is None else _fitted(releases, scores, level)
+    fitted = _fitted(releases, scores, level)
     few = f"; they are too few for the Gaussian fit, which needs {ENOUGH}" if scores < ENOUGH else ""
     shown = _shown_without_noise(releases, count, level)
     without = f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} is claimed"
-    if fitted is None and shown <= claimed:
-        return Power(f"it could have found nothing: even {without}{few}", finds=False)
-    return Power(f"what it could have found: {without}" + (f"; {fitted}" if fitted else few), finds=True)
+    if not fitted and shown <= claimed:
+        return f"it could have found nothing: even {without}{few}", False
+    return f"what it could have found: {without}{fitted or few}", True
 
 
-def _fitted(releases: Releases, canaries: int, level: float) -> str | None:
-    """The faults that the Gaussian fit finds, in words; None if there are none."""
+def _fitted(releases: Releases, canaries: int, level: float) -> str:
+    """The faults that the Gaussian fit finds, in words; empty if there are none."""
     share = smallest_fault(releases, canaries, level=level)
     if share is None:
-        return None
-    needed = canaries_needed(releases, share=HALF, level=level)
-    said = f"in nine of ten audits they refute the claim if noise has {share:.0%} of its size or less"
-    if needed is None:
-        return f"{said}; noise at half its size is not found by any number of them"
-    return f"{said}; for noise at half its size {-(-needed // 2) if releases.repeated else needed} are needed"
+        return ""
+    numbers = range(ENOUGH, MOST_CANARIES + 1)
+    needed = bisect_left(numbers, True, key=lambda number: _excess(releases, HALF, number, level) > 0)
+    said = f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size or less; "
+    if needed == len(numbers):
+        return f"{said}noise at half its size is not found by any number of them"
+    return f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} are needed"
 
 
 def smallest_fault(releases: Releases, canaries: int, *, level: float) -> float | None:
     """The share of its size, within (0, 1], that noise may have left to be found in nine of ten audits by the Gaussian
-    fit; None if not even noise that is gone would be.
-
-    Args:
-      canaries: of all runs together.
-      level: of the fit's lower bound, one-sided.
-    """
+    fit; None if not even noise that is gone would be. `level`: of the fit's lower bound, one-sided."""
 
     def excess(share: float) -> float:
         return _excess(releases, share, canaries, level)
 
-    if canaries < ENOUGH or excess(LEAST_SHARE) <= 0:
+    if releases.noise_multiplier is None or canaries < ENOUGH or excess(LEAST_SHARE) <= 0:
         return None
     return float(brentq(excess, LEAST_SHARE, 1.0, xtol=1e-6)) if excess(1.0) < 0 else 1.0
-
-
-def canaries_needed(releases: Releases, *, share: float, level: float) -> int | None:
-    """The number of canaries that find noise of `share` of its size in nine of ten audits; None if none does."""
-    numbers = range(ENOUGH, MOST_CANARIES + 1)
-    found = bisect_left(numbers, True, key=lambda number: _excess(releases, share, number, level) > 0)
-    return numbers[found] if found < len(numbers) else None
 
 
 def _excess(releases: Releases, share: float, canaries: int, level: float) -> float:

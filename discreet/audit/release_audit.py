@@ -1,10 +1,10 @@
-"""Audits that repeat one release: a round, a rating of a model, or statistics, with the canary and with what stands in
-its place.
+"""Audits that repeat releases with a canary, and with what stands in its place: a round, a rating of a model,
+statistics, or a step that clients share.
 
-The canary's update and answer are far longer than may be; the real cohort sampling, clipping and noise decide what is
-seen of it. No other client takes part: the auditor knows what all others send, and would take it off. Under secure
-aggregation only the honest clients of the worst case take part, n - d - c of them: what more of them add, and the noise
-that colluding clients know and take off, makes no sum easier to read. Masks change no bit of a sum: there are none.
+The canary is far longer than may be; the real cohort sampling, clipping and noise decide what is seen of it. No other
+client takes part: the auditor knows what all others send, and would take it off. Under secure aggregation only the
+honest clients of the worst case take part, n - d - c of them: what more of them add, and the noise that colluding
+clients know and take off, makes no sum easier to read. Masks change no bit of a sum: there are none.
 """
 
 from __future__ import annotations
@@ -12,24 +12,30 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from dp_accounting import DpEvent, GaussianDpEvent
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Auditor, Canary, draw_canaries
-from discreet.audit.canary_scores import Claim, Experiment, Facts, Observation, Releases, Scores
+from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
+from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised
 from discreet.audit.verdict import outlook
-from discreet.data.examples import Task
+from discreet.data.examples import Examples, Task
 from discreet.evaluation.private_statistics import data_query, statistics_noise
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
+from discreet.models.models import flatten_parameters
+from discreet.node.account import Refused
+from discreet.node.client import Client
+from discreet.node.policy import ClientPolicy
 from discreet.node.release import Values, noised_vector
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
@@ -38,14 +44,17 @@ from discreet.server.plan import Plan
 from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
 from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
 from discreet.server.state import State, initial_state
-from discreet.settings.privacy import USER
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
+from discreet.training.losses import loss_of
 
 logger = logging.getLogger("discreet")
 
 LONG = 1e4  # times the norm that clips
 FIRST = 0  # the canary's number among the population's
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
+LOOKED_AT = 256  # examples of a client, of which the canary is one
 # By what a cohort does, trains and rates: the release of a server that reads replies, and of one that opens a sum.
 NAMES = {
     (True, False): ("one round of the mechanism", "a masked sum"),
@@ -53,48 +62,81 @@ NAMES = {
     (False, True): ("private evaluation", "a masked sum of ratings"),
 }
 
-# The score of one release, a function of what was released: 1 with the canary, 0 without, -1 with its opposite.
+ALONE = CohortSampling("everyone", 1.0, 1)
+# The score of one release: 1 with the canary, 0 without, -1 with its opposite.
 Score = Callable[[int, RandomSource], float]
 # One client's vector, noise included: `discreet.node.release.noised_vector`, or a faulty one in tests.
 MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
-# The replies of a cohort: 1 with the canary's, 0 without, -1 with its opposite.
+# The replies of a cohort, by what is sent of the canary, as for a score.
 Replies = Callable[[int, RandomSource], Sequence[TrainReply | UnopenedSum]]
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
-    """A release that is made again and again.
+class Repeated:
+    """Releases that are made again and again.
 
     Attributes:
       name: in words.
       guarantee: which of the three it is charged to.
-      event: its cost.
-      settings, start: of the round, and the state before it.
-      replies: of its cohort.
-      canary: what it adds to the sum of updates.
-      known: what others add to it, as the auditor knows.
-      trains: false if only answers are released.
+      rounds: the event and the score of each release; several are scored one by one, and together.
+      sampling: of the cohort, among which the canary may be.
+      facts: for audit.json.
     """
 
     name: str
     guarantee: str
-    event: DpEvent
-    settings: RoundSettings
-    start: State
-    replies: Replies
-    canary: Canary
-    known: Tensor | float = 0.0
-    trains: bool = True
+    rounds: Sequence[tuple[DpEvent, Score]]
+    sampling: CohortSampling = ALONE
+    facts: Facts = field(default_factory=dict)
 
-    def score(self, sent: int, source: RandomSource) -> float:
-        """The log-likelihood ratio of in and out, up to constants, of one release."""
-        replies, settings = self.replies(sent, source), self.settings
-        if not self.trains:
-            at = settings.of_round(self.start, source, lambda _: None)
-            return float(settings.release.rate(replies, at, self.event).values[0])
-        after, seen = dp_fedavg_round(self.start, replies, settings, source=source, charge=lambda _: None)
-        (found,) = Auditor(settings, self.canary).scores(self.start, after, seen.fraction_below, known=self.known)
-        return float(found if seen.answers is None else found + seen.answers.values[0] / seen.answers.stddev**2)
+    def experiment(self, plan: Plan, count: int) -> Experiment:
+        """Scores `count` releases with the canary and as many without. How small a fault so many find is logged first.
+
+        Raises:
+          ConfigError: fewer than two releases.
+        """
+        if count < 2:
+            raise ConfigError(f"an audit needs at least two releases of either kind (got {count})")
+        events = [event for event, _ in self.rounds]
+        *claims, claim = (Claim.of(plan, self.guarantee, spent) for spent in [*map(_once, events), _once(*events)])
+        releases = Releases(1, self.sampling.probability, _noise_of(events), claim, repeated=True)
+        logger.info("%s", outlook(releases, count, rounds=len(events) if len(events) > 1 else 0))
+        source, scores = source_of(plan.seed).child("audit"), list[Scores]()
+        for number, (_, score) in enumerate(self.rounds, 1):
+            scores.append(self._scores(score, count, source.child("round", number)))
+        facts = {"event": str(events[0]), "sampling": f"{self.sampling.kind}, {self.sampling.probability:g}"}
+        more: Facts = {"releases": count, "rounds": len(events), "secure": plan.seed is None}
+        seen = observed(list(zip(claims, scores, strict=True)), claim)
+        return Experiment(self.name, seen[-1:] if len(events) == 1 else seen, {**self.facts, **facts, **more}, releases)
+
+    def _scores(self, score: Score, count: int, source: RandomSource) -> Scores:
+        """With cohorts of a fixed size neighbours replace a client: a canary that is out sends the opposite."""
+        included, out, population = np.arange(2 * count) < count, 0, range(self.sampling.population_size)
+        if self.sampling.kind == "fixed":
+            out = -1
+        values = []
+        for number, is_in in enumerate(included):
+            own = source.child(str(is_in), number % count)
+            drawn = FIRST in self.sampling.draw(population, own.child("cohort"))
+            values.append(score((1 if is_in else out) if drawn else 0, own.child("noise")))
+        return Scores(np.array(values), included)
+
+
+def _once(*events: DpEvent) -> PrivacyLedger:
+    return PrivacyLedger(tuple((event, 1) for event in events))
+
+
+def _noise_of(events: Sequence[DpEvent]) -> float | None:
+    """The noise multiplier of one Gaussian, as all together are; None if one is none, as of a sampled cohort."""
+    precision = 0.0
+    for event in events:
+        if isinstance(event, DistributedDiscreteGaussianDpEvent):
+            precision += event.sensitivity_squared / (event.summands * event.variance)
+        elif isinstance(event, GaussianDpEvent):
+            precision += event.noise_multiplier**-2
+        else:
+            return None
+    return 1 / math.sqrt(precision)
 
 
 def audit_round(plan: Plan, *, releases: int, of_answers: bool = False, make: MakeVector = noised_vector) -> Experiment:
@@ -116,8 +158,6 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False, make: Ma
     check_noised(plan)
     rates, trains = rated is not None and (of_answers or not own), not (of_answers and own)
     settings = rated.joined if rated and rates else round_settings(plan)
-    event = settings.release.event if trains or rated is None else rated.event
-    assert event is not None
     start = initial_state(torch.zeros(plan.num_params), clip_norm=plan.first_clip_norm)
     drawn = draw_canaries(1, plan.num_params, source_of(plan.seed).child("audit").child("direction"))
     values = _far(LONG * start.clip_norm * drawn.direction(0), settings, below=bool(drawn.bits[0]))
@@ -125,15 +165,19 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False, make: Ma
     if isinstance(settings.release, MaskedSum):
         request = TrainRequest(1, start.clip_norm, plan.run, work=Work(trains, EVALUATION if rates else ""))
         silent = replace(request, work=Work(trains=False, query=NOTHING)), Values(values.update)
-        replies = vectors(settings.release.vector, make, (request, values), silent, silent)
+        replies = vectors(settings.release.vector, make, [(request, values), silent, silent])
     elif trains:
         total = settings.release.empty(plan.num_params, start.clip_norm)
         total.take(TrainReply(1, values.update, values.below))
         added = total.part().in_floats / settings.release.norm(start.clip_norm)
-    name = NAMES[trains, rates][settings.release.masked]
-    release = Release(name, USER, event, settings, start, replies, Canary(added, values.below), trains=trains)
+    event = settings.release.event if trains or rated is None else rated.event
+    assert event is not None
+    score = _of_round(settings, start, replies, Canary(added, values.below))
+    if not trains:
+        score = _of_answers(settings, start, replies, event)
     facts: Facts = {"metrics": ", ".join(plan.run.evaluation.metrics)} if rates else {}
-    return repeated(plan, release, cohort_sampling(plan), releases, facts)
+    name = NAMES[trains, rates][settings.release.masked]
+    return Repeated(name, USER, [(event, score)], cohort_sampling(plan), facts).experiment(plan, releases)
 
 
 def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
@@ -145,11 +189,86 @@ def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
     """
     plan.run.check_server_noise("an audit of statistics")
     settings = round_settings(plan, answers=statistics_noise(plan, data_query(STATISTICS, plan, task).length))
-    nothing, everybody = torch.zeros(0), CohortSampling("everyone", 1.0, plan.run.user.population_size)
-    start, replies = initial_state(nothing, clip_norm=1.0), _replies(_far(nothing, settings))
-    event, canary = plan.run.statistics.event, Canary(nothing)
-    release = Release("statistics", USER, event, settings, start, replies, canary, trains=False)
-    return repeated(plan, release, everybody, releases, {"statistics": ", ".join(plan.run.statistics.of)})
+    nothing, event = torch.zeros(0), plan.run.statistics.event
+    score = _of_answers(settings, initial_state(nothing, clip_norm=1.0), _replies(_far(nothing, settings)), event)
+    facts = {"statistics": ", ".join(plan.run.statistics.of)}
+    return Repeated("statistics", USER, [(event, score)], facts=facts).experiment(plan, releases)
+
+
+def audit_shared_step(
+    plan: Plan, task: Task, *, releases: int, client: int = 0, make: MakeVector = noised_vector
+) -> Experiment:
+    """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an example of a client by
+    what it moves the opened sum by.
+
+    The canary is the one with the longest gradient, after its inputs were made far larger. It goes the way of all
+    examples, through the client's own clip and sum.
+
+    Raises:
+      ConfigError: the guarantee has no noise, the client has no example or more than it may have, or there are fewer
+        than two releases.
+    """
+    settings = round_settings(plan)
+    if not isinstance(settings.release, MaskedSum) or not plan.noised(EXAMPLE):
+        raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
+    request, params, without, within = step_parts(plan, task, client)
+    added, start = within.update - without.update, initial_state(params, clip_norm=math.inf)
+    silent = replace(without, update=torch.zeros_like(added))
+    parts = [(request, values) for values in (within, without, silent)]
+    replies, canary = vectors(settings.release.vector, make, parts), added.double() / settings.release.norm(math.inf)
+    score = _of_round(settings, start, replies, Canary(canary), known=without.update)
+    rounds = [(settings.release.event, score)]
+    name, facts = "a step that clients share", {"client": client}
+    return Repeated(name, EXAMPLE, rounds, cohort_sampling(plan), facts).experiment(plan, releases)
+
+
+def step_parts(plan: Plan, task: Task, client: int) -> tuple[TrainRequest, Tensor, Values, Values]:
+    """The request of a run's first step, its parameters, and a client's answer without the canary and with it."""
+    model, examples = model_and_examples(plan, task, client)
+    if len(examples) == 0:
+        raise ConfigError(f"client {client} has no example that could be a canary")
+    request, params = TrainRequest(1, math.inf, plan.run), flatten_parameters(model)
+    canary = _worst_of(examples, model, plan.run)
+    more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))
+    nodes = (Client(model, share, None, ClientPolicy(), source_of(plan.seed)) for share in (examples, more))
+    try:
+        without, within = (node._values(request, params)[0] for node in nodes)  # no client of a run gives them away
+    except Refused as refusal:
+        raise ConfigError(str(refusal)) from refusal
+    return request, params, without, within
+
+
+def _worst_of(examples: Examples, model: nn.Module, run: ClientSettings) -> Examples:
+    """The one of the first examples whose gradient is the longest, with far larger inputs if they are numbers."""
+    few = examples.subset(torch.arange(min(LOOKED_AT, len(examples))))
+    if few.inputs.is_floating_point():
+        few = Examples(few.inputs * LONG, few.targets)
+    clip, loss = run.example.clip_norm, loss_of(run.task)
+    _, norms = clipped_gradient_sum(model, few.inputs, targets=few.targets, clip_norm=clip, loss=loss)
+    return few.subset(norms.nan_to_num(posinf=0.0).argmax().reshape(1))
+
+
+def _of_round(
+    settings: RoundSettings, start: State, replies: Replies, canary: Canary, *, known: Tensor | float = 0.0
+) -> Score:
+    """The log-likelihood ratio of in and out, up to constants; `known`: what others add to the sum of updates."""
+
+    def score(sent: int, source: RandomSource) -> float:
+        after, seen = dp_fedavg_round(start, replies(sent, source), settings, source=source, charge=lambda _: None)
+        (found,) = Auditor(settings, canary).scores(start, after, seen.fraction_below, known=known)
+        return float(found if seen.answers is None else found + seen.answers.values[0] / seen.answers.stddev**2)
+
+    return score
+
+
+def _of_answers(settings: RoundSettings, start: State, replies: Replies, event: DpEvent) -> Score:
+    """The first number of the answers, of a round that releases nothing else."""
+
+    def score(sent: int, source: RandomSource) -> float:
+        at = settings.of_round(start, source, lambda _: None)
+        return float(settings.release.rate(replies(sent, source), at, event).values[0])
+
+    return score
 
 
 def _far(update: Tensor, settings: RoundSettings, *, below: bool = False) -> Values:
@@ -170,66 +289,15 @@ def _replies(values: Values) -> Replies:
     return replies
 
 
-def vectors(
-    vector: SecureSum,
-    make: MakeVector,
-    within: tuple[TrainRequest, Values],
-    without: tuple[TrainRequest, Values],
-    other: tuple[TrainRequest, Values],
-) -> Replies:
-    """The sum of clients' noised vectors, as a server reads it: of the canary's client with the canary and without, and
-    of the `other` honest clients."""
+def vectors(vector: SecureSum, make: MakeVector, parts: Sequence[tuple[TrainRequest, Values]]) -> Replies:
+    """The sum of clients' noised vectors, as a server reads it. `parts`: of the canary's client with the canary and
+    without, and of each other honest client."""
+    within, without, other = parts
 
     def replies(sent: int, source: RandomSource) -> list[UnopenedSum]:
-        parts = [within if sent else without, *[other] * (vector.summands - 1)]
-        made = [make(vector, values, request, source.child(number)) for number, (request, values) in enumerate(parts)]
+        sums = [within if sent else without, *[other] * (vector.summands - 1)]
+        made = [make(vector, values, request, source.child(number)) for number, (request, values) in enumerate(sums)]
         total = torch.stack(made).sum(dim=0) % 2**vector.bits
         return [UnopenedSum(lambda: vector.centred(total), len(made))]
 
     return replies
-
-
-def repeated(plan: Plan, release: Release, sampling: CohortSampling, count: int, facts: Facts) -> Experiment:
-    """Scores `count` releases with the canary and as many without. How small a fault so many find is logged first.
-    With cohorts of a fixed size neighbours replace a client, and a canary that is out sends the opposite.
-
-    Raises:
-      ConfigError: fewer than two releases.
-    """
-
-    def score(included: int, source: RandomSource) -> float:
-        drawn = FIRST in sampling.draw(range(sampling.population_size), source.child("cohort"))
-        sent = 1 if included else -1 if sampling.kind == "fixed" else 0
-        return release.score(sent if drawn else 0, source.child("noise"))
-
-    claim, noise = Claim.of(plan, release.guarantee, PrivacyLedger().record(release.event)), noise_of(release.event)
-    releases = Releases(1, sampling.probability, noise, claim, repeated=True)
-    logger.info("%s", outlook(releases, count))
-    scores = scores_of(score, count, source_of(plan.seed).child("audit"))
-    more: Facts = {
-        "event": str(release.event),
-        "sampling": f"{sampling.kind}, {sampling.probability:g}",
-        "releases": count,
-        "secure": plan.seed is None,
-    }
-    return Experiment(release.name, (Observation("run", claim, scores),), {**facts, **more}, releases)
-
-
-def noise_of(event: DpEvent) -> float | None:
-    """The noise multiplier of an event; None if it is not one Gaussian, as of a sampled cohort."""
-    if isinstance(event, DistributedDiscreteGaussianDpEvent):
-        return math.sqrt(event.summands * event.variance / event.sensitivity_squared)
-    return event.noise_multiplier if isinstance(event, GaussianDpEvent) else None
-
-
-def scores_of(score: Score, count: int, source: RandomSource) -> Scores:
-    """The scores of `count` releases with the canary, then of as many without.
-
-    Raises:
-      ConfigError: fewer than two releases.
-    """
-    if count < 2:
-        raise ConfigError(f"an audit needs at least two releases of either kind (got {count})")
-    included = np.arange(2 * count) < count
-    drawn = [score(bool(is_in), source.child(str(is_in), n % count)) for n, is_in in enumerate(included)]
-    return Scores(np.array(drawn), included)

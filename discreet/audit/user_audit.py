@@ -42,8 +42,7 @@ from discreet.simulation.in_process import virtual_clients
 
 logger = logging.getLogger("discreet")
 
-
-# The scores of each round of one run, and its ledger.
+# The scores of each round of a run, and its ledger.
 SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
@@ -56,9 +55,8 @@ def audit_users(plan: Plan, task: Task, *, canaries: int, honest: int | None = N
     by replacing one (cohorts of a fixed size), it is a member and sends the opposite of what it would send.
 
     Args:
-      canaries: of each run, at most the number of parameters.
-      honest: the number of other clients that take part, the first ones of the run; None for all there is room for.
-      runs: each has canaries of its own.
+      canaries: of each of the `runs`, at most the number of parameters.
+      honest: how many other clients take part, the first ones of the run; None for all there is room for.
 
     Raises:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
@@ -78,7 +76,7 @@ def audit_users(plan: Plan, task: Task, *, canaries: int, honest: int | None = N
     seeds = [None if plan.seed is None else plan.seed + number for number in range(runs)]
     seen = [_one_run(replace(plan, seed=seed), task, canaries, honest) for seed in seeds]
     facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
-    return experiment_of("user level", plan, releases, seen, facts)
+    return together("user level", plan, releases, seen, facts)
 
 
 def check_noised(plan: Plan) -> None:
@@ -90,21 +88,20 @@ def check_noised(plan: Plan) -> None:
 def said_first(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
     user, rounds = _user(plan), plan.run.rounds
-    if isinstance(user, TurnRelease):
-        claim = _claim(plan, PrivacyLedger(tuple((user.event_of(number + 1), 1) for number in range(rounds))))
+    spent = PrivacyLedger(tuple((user.event_of(number), 1) for number in range(1, rounds + 1)))
+    claim = Claim.of(plan, USER, spent)
+    if isinstance(user, TurnRelease):  # all rounds are one observation
         releases = Releases(1, 1.0, user.noise_multiplier / user.turns.sensitivity, claim)
     else:
-        claim = _claim(plan, PrivacyLedger().record(user.event, rounds))
         releases = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim)
     logger.info("%s", outlook(releases, canaries, rounds=rounds))
     return releases
 
 
-def experiment_of(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts) -> Experiment:
-    """The findings of runs with different canaries together: each round, then all of them, by their ledger."""
+def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts) -> Experiment:
+    """The findings of runs with different canaries: each round, then all of them, by their ledger."""
     user, rounds = _user(plan), []
-    claim, run_claim = (_claim(plan, spent) for spent in (PrivacyLedger().record(user.event), seen[-1][1]))
-    joined = isinstance(user, TurnRelease)  # all rounds are one observation
+    claim, run_claim = (Claim.of(plan, USER, each) for each in (PrivacyLedger().record(user.event), seen[-1][1]))
     for same in zip(*(scores for scores, _ in seen), strict=True):
         values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
         rounds.append((claim, Scores(values, included, same[0].centred)))
@@ -116,7 +113,8 @@ def experiment_of(mechanism: str, plan: Plan, releases: Releases, seen: Sequence
         "clip": plan.clip.kind,
         "secure": plan.seed is None,
     }
-    return Experiment(mechanism, observed(rounds, run_claim)[-1 if joined else 0 :], {**facts, **more}, releases)
+    found = observed(rounds, run_claim)
+    return Experiment(mechanism, found[-1:] if isinstance(user, TurnRelease) else found, {**facts, **more}, releases)
 
 
 def _user(plan: Plan) -> UserPrivacy | TurnRelease:
@@ -136,10 +134,6 @@ def _joined(user: TurnRelease, rounds: Sequence[Scores], first: int) -> Scores:
     added = factor @ np.array(turns, dtype=float)
     seen = (added * (factor @ values)).sum(0) / np.linalg.norm(added, axis=0).clip(min=1.0)
     return replace(rounds[0], values=seen / user.noise_multiplier**2)
-
-
-def _claim(plan: Plan, spent: PrivacyLedger) -> Claim:
-    return Claim.of(plan, USER, spent)
 
 
 def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
@@ -175,11 +169,8 @@ class CanaryTransport:
     """Asks honest clients by another transport, and answers for the canaries.
 
     Clients 0 .. honest - 1 are those of `inner`; after them come the canaries. What honest clients sent in a round is
-    added up in `others`, as the auditor knows it.
-
-    Args:
-      inner: None if no honest client takes part.
-      replaced: a canary that is out sends the opposite instead of being no member.
+    added up in `others`, as the auditor knows it. `replaced`: a canary that is out sends the opposite instead of being
+    no member.
     """
 
     def __init__(

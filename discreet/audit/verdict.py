@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
+from discreet.audit.canary_scores import Experiment, Observation, Releases
 from discreet.audit.gaussian_fit import GaussianFit, fit_gaussians
 from discreet.audit.lower_bounds import fdp_bound, guess, one_run_bound, planned, repeated_bound
-from discreet.audit.power import Power, power_of
+from discreet.audit.power import power_of
 
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
 FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together
@@ -26,131 +26,105 @@ ASSUMES = {
 
 
 @dataclass(frozen=True)
-class LowerBound:
-    """A lower bound of epsilon by one method.
-
-    Attributes:
-      method: ONE_RUN, FDP, REPEATED or FIT; `ASSUMES` says what each assumes.
-      epsilon: at 95 %.
-      strict: at the level of the verdict, at most `epsilon`.
-    """
-
-    method: str
-    epsilon: float
-    strict: float
-
-
-@dataclass(frozen=True)
 class Judgement:
-    """The findings on one observation.
+    """The findings on one observation, as audit.json has them.
 
     Attributes:
-      fit: None if the noise or the scores are not Gaussian, or if there are fewer than 20 scores of a kind. None too of
-        a single round whose claim stands: it is too rough to be set beside one, and of a sampled round no Gaussian.
-      bounds: lower bounds, strongest assumption last.
+      claimed, delta, adjacency: what the ledger states.
+      estimate, interval: by the Gaussian fit, the interval at 95 %. None if the noise or the scores are not Gaussian,
+        or if there are fewer than 20 scores of a kind; and for a single round whose claim stands: it is too rough to
+        be set beside one, and of a sampled round no Gaussian.
+      bounds: lower bounds of epsilon by method of `ASSUMES`, with the strongest assumption last: `epsilon` is at 95 %,
+        and `strict` at the level of the verdict.
+      refuted_by: the methods whose strict bound passes the claim.
     """
 
     name: str
-    claim: Claim
-    fit: GaussianFit | None
-    bounds: tuple[LowerBound, ...]
-
-    @property
-    def estimate(self) -> float | None:
-        """Epsilon by the Gaussian fit."""
-        return None if self.fit is None else self.fit.epsilon(delta=self.claim.delta)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """That of the estimate, at 95 %."""
-        return None if self.fit is None else self.fit.interval(delta=self.claim.delta, level=1 - SIGNIFICANCE)
-
-    @property
-    def refuted_by(self) -> tuple[str, ...]:
-        """The methods whose bound passes the claim at the level of the verdict."""
-        return tuple(bound.method for bound in self.bounds if bound.strict > self.claim.epsilon)
+    claimed: float
+    delta: float
+    adjacency: str
+    estimate: float | None
+    interval: tuple[float, float] | None
+    bounds: dict[str, dict[str, float]]
+    refuted_by: tuple[str, ...]
 
     @property
     def row(self) -> dict[str, object]:
         """A row of the table that is printed."""
         return {
             "": self.name,
-            "claimed": self.claim.epsilon,
+            "claimed": self.claimed,
             "estimate": "-" if self.estimate is None else f"{self.estimate:.3g}",
             "interval": "-" if self.interval is None else "{:.3g} .. {:.3g}".format(*self.interval),
-            **{f"bound: {bound.method}": f"{bound.epsilon:.3g}" for bound in self.bounds},
+            **{f"bound: {method}": f"{bound['epsilon']:.3g}" for method, bound in self.bounds.items()},
             "refuted by": ", ".join(self.refuted_by) or "none",
         }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings of an audit.
+    """The findings of an audit; the last observation is of the whole run.
 
     Attributes:
-      judgements: one for each observation; the last is of the whole run.
       false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is at most this.
-      power: of the bounds of the whole run.
+      power: what the bounds of the whole run could have found, in words; `finds`: there is something.
     """
 
     mechanism: str
-    judgements: tuple[Judgement, ...]
+    observations: tuple[Judgement, ...]
     false_alarm: float
-    power: Power
+    power: str
+    finds: bool
 
     @property
     def refuted(self) -> bool:
         """True if a lower bound passes a claim. If none does, that shows no privacy: another audit may find more."""
-        return any(judgement.refuted_by for judgement in self.judgements)
+        return any(found.refuted_by for found in self.observations)
 
     @property
     def shown(self) -> list[Judgement]:
         """The judgements to print: the run, the first ten rounds, and all that are refuted."""
-        *rounds, run = self.judgements
+        *rounds, run = self.observations
         return [*(found for number, found in enumerate(rounds) if found.refuted_by or number < SHOWN), run]
 
     def lines(self) -> Iterator[str]:
         """The words below the table: what each bound assumes, and the verdict."""
-        run = self.judgements[-1]
-        if left := len(self.judgements) - len(self.shown):
+        run = self.observations[-1]
+        if left := len(self.observations) - len(self.shown):
             yield f"{left} more rounds are in audit.json"
-        yield f"{self.mechanism}, {run.claim.adjacency}, delta {run.claim.delta:g}; interval and bounds at 95 %"
-        yield from (f"bound: {bound.method} assumes {ASSUMES[bound.method]}" for bound in run.bounds)
+        yield f"{self.mechanism}, {run.adjacency}, delta {run.delta:g}; interval and bounds at 95 %"
+        yield from (f"bound: {method} assumes {ASSUMES[method]}" for method in run.bounds)
         rate = f"false-alarm rate {self.false_alarm:g}"
         if self.refuted:
-            names = ", ".join(found.name for found in self.judgements if found.refuted_by)
-            yield f"REFUTED ({rate}): {names}"
-        elif self.power.finds:
+            yield f"REFUTED ({rate}): {', '.join(found.name for found in self.observations if found.refuted_by)}"
+        elif self.finds:
             yield f"not refuted: no bound passes its claim ({rate}); this is no proof"
         else:
             yield "no verdict: nothing was found, and nothing could have been; ask for more --canaries or --runs"
 
 
 def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdict:
-    """Sets each claim beside the estimate and the lower bounds.
-
-    The last observation, that of the run, has half of the false-alarm rate and the others share the other half, each
-    evenly over its bounds (Bonferroni). If there is only one, it has all.
-
-    Args:
-      false_alarm: within (0, `SIGNIFICANCE`].
-    """
-    *rounds, run = experiment.observations
-    releases, levels = experiment.releases, levels_of(len(rounds), false_alarm=false_alarm)
-    judged = [_judged(seen, releases, level) for seen, level in zip([*rounds, run], levels, strict=True)]
-    told = [each if each.refuted_by else replace(each, fit=None) for each in judged[:-1]]
-    count = len(run.scores.seen if releases.repeated else run.scores.values)
-    power = power_of(releases, count, level=levels[-1])
-    return Verdict(experiment.mechanism, (*told, judged[-1]), false_alarm, power)
+    """Sets each claim beside the estimate and the lower bounds. `false_alarm` is within (0, `SIGNIFICANCE`]."""
+    releases, count = experiment.releases, len(experiment.observations)
+    levels = levels_of(count - 1, false_alarm=false_alarm)
+    *rounds, run = (_judged(*each, releases) for each in zip(experiment.observations, levels, strict=True))
+    told = (each if each.refuted_by else replace(each, estimate=None, interval=None) for each in rounds)
+    scores = experiment.observations[-1].scores
+    canaries = len(scores.seen if releases.repeated else scores.values)
+    power = power_of(releases, canaries, level=levels[-1])
+    return Verdict(experiment.mechanism, (*told, run), false_alarm, *power)
 
 
 def outlook(releases: Releases, count: int, *, rounds: int = 0) -> str:
-    """The power of an audit of so many rounds before it runs, in words: at the usual false-alarm rate."""
-    return power_of(releases, count, level=levels_of(rounds, false_alarm=FALSE_ALARM)[-1]).says
+    """What an audit of so many rounds will be able to find, in words: at the usual false-alarm rate."""
+    return power_of(releases, count, level=levels_of(rounds, false_alarm=FALSE_ALARM)[-1])[0]
 
 
 def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
-    """The level of each bound of the observations of so many rounds, and of the run after them, see `judge`.
+    """The level of each bound of the observations of so many rounds, and of the run after them.
+
+    The run has half of the false-alarm rate and the rounds share the other half, each evenly over its bounds
+    (Bonferroni). If there is no round by itself, the run has all.
 
     >>> levels_of(0, false_alarm=0.03), levels_of(2, false_alarm=0.12)
     ([0.01], [0.01, 0.01, 0.02])
@@ -159,13 +133,16 @@ def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
     return [share] if rounds == 0 else [*[share / 2 / rounds] * rounds, share / 2]
 
 
-def _judged(seen: Observation, releases: Releases, level: float) -> Judgement:
-    fit = None if releases.noise_multiplier is None else fit_gaussians(seen.scores)
-    bounds = tuple(
-        LowerBound(method, bound(significance=SIGNIFICANCE), bound(significance=level))
+def _judged(seen: Observation, level: float, releases: Releases) -> Judgement:
+    fit, claim = None if releases.noise_multiplier is None else fit_gaussians(seen.scores), seen.claim
+    bounds = {
+        method: {"epsilon": bound(significance=SIGNIFICANCE), "strict": bound(significance=level)}
         for method, bound in _methods(seen, releases, fit)
-    )
-    return Judgement(seen.name, seen.claim, fit, bounds)
+    }
+    estimate = fit.epsilon(delta=claim.delta) if fit else None
+    interval = fit.interval(delta=claim.delta, level=1 - SIGNIFICANCE) if fit else None
+    refuted = tuple(method for method, bound in bounds.items() if bound["strict"] > claim.epsilon)
+    return Judgement(seen.name, claim.epsilon, claim.delta, claim.adjacency, estimate, interval, bounds, refuted)
 
 
 def _methods(

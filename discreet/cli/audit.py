@@ -64,7 +64,7 @@ def command(
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")
     write_audit(folder, experiment, verdict)
-    print(verdict.power.says)
+    print(verdict.power)
     print_table([found.row for found in verdict.shown])
     print(*verdict.lines(), f"{folder / RECORD}, {folder / PICTURE}", sep="\n")
     return 1 if verdict.refuted else 0

@@ -25,11 +25,11 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.approve", description=__doc__)
     parser.add_argument("app", type=Path, nargs="?", help="a .fab file of the server's people (default: this folder's)")
     parser.add_argument("--folder", type=Path, default=Path("approved"), help="default: approved")
-    arguments = parser.parse_args(words)
+    given = parser.parse_args(words)
     try:
         # As `flwr run` sends it; the name of a file must be that of its content. An app that is there stays as it is.
-        app = arguments.app or build_fab_from_disk(app_folder())
-        place = install_from_fab(app, arguments.folder, skip_prompt=True)
+        app = given.app or build_fab_from_disk(app_folder())
+        place = install_from_fab(app, given.folder, skip_prompt=True)
         digest = hashlib.sha256(app if isinstance(app, bytes) else app.read_bytes()).hexdigest()
     except (click.ClickException, zipfile.BadZipFile, OSError, ValueError) as error:
         print(f"discreet: the app can't be approved: {error}", file=sys.stderr)

@@ -22,19 +22,15 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
     Raises:
       LedgerError: there is no ledger, the copy would overwrite a file, or the chain does not hold.
     """
-    if not ledger.is_file():
-        raise LedgerError(f"{ledger} is not there")
-    if copy.exists():
-        raise LedgerError(f"{copy} exists already and is not overwritten")
     try:
-        copy.touch(mode=0o600)
+        ledger.stat()  # it is there
+        copy.touch(mode=0o600, exist_ok=False)
         with closing(sqlite3.connect(ledger)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
     except (OSError, sqlite3.Error) as error:
-        raise LedgerError(f"{ledger} can't be copied: {error}") from error
+        raise LedgerError(f"{ledger} can't be copied, and nothing is overwritten: {error}") from error
     copied = DurableLedger(copy)
-    faults = copied.verify()
-    if faults:
+    if faults := copied.verify():
         raise LedgerError(f"{ledger} is damaged: {faults[0]}")
     return copied
 
@@ -44,13 +40,13 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.backup_ledger", description=__doc__)
     parser.add_argument("ledger", type=Path)
     parser.add_argument("copy", type=Path)
-    arguments = parser.parse_args(words)
+    given = parser.parse_args(words)
     try:
-        copied = backup(arguments.ledger, arguments.copy)
+        copied = backup(given.ledger, given.copy)
     except LedgerError as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
-    print(f"{arguments.copy}: {len(copied.releases())} rows, head {copied.position().head}")
+    print(f"{given.copy}: {len(copied.releases())} rows, head {copied.position().head}")
     return 0
 
 

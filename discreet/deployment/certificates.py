@@ -49,11 +49,7 @@ NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0, "register
 
 
 def make_authority(folder: Path) -> None:
-    """`ca.key` and `ca.crt`: a P-384 authority that may sign servers and nothing below it.
-
-    Raises:
-      ConfigError: one of the files is there.
-    """
+    """`ca.key` and `ca.crt`: a P-384 authority that may sign servers, nothing below it. ConfigError if they exist."""
     key, subject = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
     made = _certificate(subject, subject, key, days=CA_DAYS, is_authority=True)
     made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -62,10 +58,7 @@ def make_authority(folder: Path) -> None:
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
     """`server.key` and `server.crt`, valid for every host name and address that nodes and `flwr` connect to.
-
-    Raises:
-      ConfigError: one of the files is there, or the authority is not.
-    """
+    ConfigError if one of the files exists, or the authority does not."""
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signer = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
@@ -84,11 +77,8 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_node(folder: Path, name: str) -> None:
-    """`nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads them.
-
-    Raises:
-      ConfigError: one of the files is there, or the name is not a plain file name.
-    """
+    """`nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads them. ConfigError if
+    they exist, or the name is not a plain file name."""
     if not name or name != Path(name).name or name.startswith("."):
         raise ConfigError(f"a node's name must be a plain file name (got {name!r})")
     key = ec.generate_private_key(ec.SECP384R1())
@@ -103,10 +93,7 @@ def make_node(folder: Path, name: str) -> None:
 
 def make_peers(folder: Path) -> Path:
     """`public/peers.json`: each node's name and public key, of the files beside it; made anew if nodes have come.
-
-    Raises:
-      ConfigError: there is no public key.
-    """
+    ConfigError if there is none."""
     keys = {path.stem: path.read_text().strip() for path in sorted((folder / "public").glob("*.pub"))}
     if not keys:
         raise ConfigError(f"{folder / 'public'} is missing: scripts/certs node makes keys of nodes")
@@ -134,10 +121,7 @@ def fingerprint(public_key: str) -> str:
 
 def register_node(public_key: Path, *, connection: str) -> bool:
     """Makes a node's public key known to the SuperLink of a Flower connection; False if it is known already.
-
-    Raises:
-      ConfigError: the file is missing, or the SuperLink refuses.
-    """
+    ConfigError if the file is missing, or the SuperLink refuses."""
     if not public_key.is_file():
         raise ConfigError(f"{public_key} is missing: scripts/certs node {public_key.stem} makes it")
     # Flower's command line in this process: importing it takes a second, and a federation may have many nodes.

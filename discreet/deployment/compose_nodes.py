@@ -1,6 +1,4 @@
-"""More nodes than the four of docker-compose.yml: `python -m discreet.deployment.compose_nodes 8 > more.yml`.
-
-Prints an override with the nodes from node-4 on, each like node-0 but with its own key, ledger and partition:
+"""Prints an override of docker-compose.yml with the nodes from node-4 on, each with its own key, ledger and partition:
 
     scripts/certs node node-4 node-5 node-6 node-7 && scripts/certs peers
     python -m discreet.deployment.compose_nodes 8 > docker-compose.nodes.yml
@@ -11,11 +9,9 @@ and go on as the head of docker-compose.yml says, with eight nodes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +38,5 @@ def more_nodes(count: int) -> dict[str, Any]:
     }
 
 
-def main(words: Sequence[str]) -> int:
-    """Prints the override."""
-    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.compose_nodes")
-    parser.add_argument("count", type=int, help="the number of nodes in all")
-    print(yaml.safe_dump(more_nodes(parser.parse_args(words).count), sort_keys=False, width=120), end="")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    print(yaml.safe_dump(more_nodes(int(sys.argv[1])), sort_keys=False, width=120), end="")

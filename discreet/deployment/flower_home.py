@@ -21,11 +21,8 @@ LOOK_SECONDS = 0.1
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on.
-
-    On Linux the system gives it to nobody else as long as this process lasts, not for a connection either; a server
-    that sets SO_REUSEADDR gets it, as asyncio's and Python's own do.
-    """
+    """A port of the loopback interface that nobody listens on. On Linux the system gives it to nobody else as long as
+    this process lasts, but to a server that sets SO_REUSEADDR, as asyncio's and Python's own do."""
     probe = socket.socket()
     probe.bind(("127.0.0.1", 0))
     port = int(probe.getsockname()[1])
@@ -55,8 +52,8 @@ def flower_environment(home: Path) -> dict[str, str]:
 def start(
     command: Sequence[str], log: Path | None, *, folder: Path | None, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that ends with this one, even by kill -9. Its session is its own: a Ctrl-C comes to this one
-    alone. It goes on with the log, if there is one."""
+    """Starts a process that ends with this one, even by kill -9, and adds to the log, if there is one. Its session is
+    its own: a Ctrl-C comes to this one alone."""
     with nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             tied(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
@@ -64,11 +61,7 @@ def start(
 
 
 def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS) -> None:
-    """Returns as soon as `holds()` is true; looks `every` so many seconds.
-
-    Raises:
-      TimeoutError: it is not by the deadline; the message names `what`.
-    """
+    """Returns as soon as `holds()` is true; TimeoutError, which names `what`, if it is not after so many seconds."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:

@@ -1,9 +1,5 @@
-"""`flwr run . --stream` on a SuperLink of its own, for `discreet run` and `scripts/run`.
-
-The SuperLink listens on a free port of the loopback interface, with a FLWR_HOME of its own, and both end with the run:
-nothing that another run or another project left running can answer instead. Ray, which it starts, listens there alone,
-too, with a token.
-"""
+"""`flwr run . --stream`, for `discreet run` and `scripts/run`, on a SuperLink of its own, which ends with the run: what was
+left running can not answer instead. It listens on the loopback interface, as Ray does, which has a token too."""
 
 from __future__ import annotations
 
@@ -46,13 +42,8 @@ START_SECONDS, LOST_SECONDS = 120, 5
 
 @contextmanager
 def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
-    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its process.
-
-    Every process that came of it ends with the block, or with this process, however that ends, and so does FLWR_HOME.
-
-    Raises:
-      RunLostError: it did not start; the message says what it wrote last.
-    """
+    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its process. All that came
+    of it ends with the block, or with this process, however that ends. RunLostError if it does not start."""
     port = free_port()
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     with scratch_folder() as home, _started(command, home / "superlink.log", folder=folder) as process:
@@ -78,11 +69,8 @@ def _started(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[sub
 
 
 def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess.Popen[bytes]) -> None:
-    """Prints a process's log until its end. The process itself never writes to whoever reads this one's output.
-
-    Raises:
-      RunLostError: the SuperLink has ended before it.
-    """
+    """Prints a process's log until its end: it never writes itself to whoever reads this one's output. RunLostError if
+    the SuperLink has ended before it."""
     shown, ended = 0, False
     while not ended:
         ended = process.poll() is not None
@@ -99,22 +87,16 @@ def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess
 
 
 def exit_code(run: RunFolder, before: RunStatus | None) -> int:
-    """The exit code after `flwr run` has ended: 0 if the run is complete, and was not so `before`.
-
-    Raises:
-      RunLostError: the run goes by its files still on.
-    """
+    """The exit code after `flwr run` has ended: 0 if the run is complete, and was not so `before`. RunLostError if its
+    files say that it goes on."""
     if state_of(run) == "running":
         raise RunLostError("flwr run has ended before the run")
     return 0 if state_of(run) in OVER and read_status(run) != before else 1
 
 
 def run_app(words: Sequence[str], *, program: str) -> int:
-    """Checks overrides, and runs the app of `app_folder()`. Exit code 0: the run folder is complete.
-
-    Args:
-      words: Hydra overrides.
-      program: what a person types to run it again.
+    """Checks Hydra overrides, and runs the app of `app_folder()`. Exit code 0: the run folder is complete. `program` is
+    what a person types to run it again.
 
     Raises:
       ConfigError, LedgerError: a setting is wrong, or a ledger of the run that goes on.

@@ -5,12 +5,9 @@ run's ServerApp, none of which asks who is calling. The node proxy stands in fro
 passes on the calls of a registered node, and nothing else. Who calls is still decided by the SuperLink, from the
 signature that each call of a node carries.
 
-The node proxy takes the whole of a call before it passes it on, and the whole of an answer before it gives it back, in
-a file without a name if it is large. So a SuperLink waits for no node's line, and what it holds does not grow with the
-nodes: of the calls with content, which take it several times their size, it gets a few at a time.
-
-Who calls has a deadline for TLS, for the head of each call and for its body, so that connections on which nothing comes
-do not use up the files that this process may open.
+It takes the whole of a call before it passes it on, and the whole of an answer before it gives it back, in a file
+without a name if it is large. So a SuperLink waits for no node's line, and holds a few calls with content at a time.
+TLS, the head of each call and its body have deadlines: connections on which nothing comes do not use up its files.
 """
 
 from __future__ import annotations
@@ -44,19 +41,11 @@ from discreet.logs import log_to
 logger = logging.getLogger("discreet.gate")
 
 # Neither register-node nor unregister-node: a node's key is made known by a person, on the server's side.
-CALLS = (
-    "activate-node",
-    "deactivate-node",
-    "send-node-heartbeat",
-    "pull-messages",
-    "push-messages",
-    "get-run",
-    "get-fab",
-    "push-object",
-    "pull-object",
-    "confirm-message-received",
-)
 CONTENT = ("push-object", "pull-object")
+CALLS = (
+    *("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages"),
+    *("get-run", "get-fab", "confirm-message-received", *CONTENT),
+)
 AT_ONCE = 4  # calls with content that the SuperLink is given: it is one process
 EVERY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
@@ -72,13 +61,8 @@ Held = SpooledTemporaryFile[bytes]
 
 
 def make_node_proxy(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int) -> Starlette:
-    """The node proxy as an ASGI application.
-
-    Args:
-      upstream: the SuperLink, for instance `https://superlink:8000`.
-      verify: how its certificate is checked.
-      largest_body: of a call, in bytes; a larger one is refused with 413, one without a length with 411.
-    """
+    """The node proxy of the SuperLink `upstream` as an ASGI application. `verify`: how its certificate is checked. A
+    call of more than `largest_body` bytes is refused with 413, one without a length with 411."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
@@ -87,8 +71,7 @@ def make_node_proxy(upstream: str, *, verify: ssl.SSLContext | bool, largest_bod
         async with httpx.AsyncClient(base_url=upstream, verify=verify, timeout=TIMEOUT) as client:
             yield {"client": client}
 
-    places = asyncio.Semaphore(AT_ONCE)
-    routes = []
+    places, routes = asyncio.Semaphore(AT_ONCE), []
     for name in CALLS:
         call = partial(_pass_on, largest_body=largest_body, places=places if name in CONTENT else nullcontext())
         routes.append(Route(f"/v1/fleet/{name}", call, methods=["POST"]))
@@ -198,12 +181,6 @@ def protocol_with_deadline(**settings: Any) -> asyncio.Protocol:
     return protocol  # type: ignore[no-any-return]
 
 
-def _open_many_files() -> None:
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a system that allows less than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MOST_FILES)), most))
-
-
 def main(words: Sequence[str]) -> int:
     """Serves until it is told to end."""
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.gate", description=__doc__)
@@ -215,7 +192,9 @@ def main(words: Sequence[str]) -> int:
     log_to(sys.stdout)
     verify = ssl.create_default_context(cafile=arguments.secrets / "ca.crt")
     proxy = make_node_proxy(arguments.upstream, verify=verify, largest_body=LARGEST_BODY)
-    _open_many_files()
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system that allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MOST_FILES)), most))
     logger.info("the node proxy to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port)
     uvicorn.run(
         proxy,

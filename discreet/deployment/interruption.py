@@ -1,10 +1,9 @@
-"""The end of a command before it is done: files that say so, and one line that tells how to go on.
-
-It is asked by Ctrl-C, by SIGTERM, by the loss of its terminal, or by whoever reads its output and leaves (`| head`).
-"""
+"""The end of a command before it is done, by Ctrl-C, SIGTERM, the loss of its terminal, or of whoever reads its output
+(`| head`): files that say so, and one line that tells how to go on."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -31,24 +30,14 @@ PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # what Hydra reads as it stands
 
 class AskedToEnd(KeyboardInterrupt):
     """A signal asked this process to end. Nothing on the way takes it for a failure, and Ray, which drops whatever else
-    a signal raises while it waits, ends its waiting."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
-        self.number = number
+    a signal raises while it waits, ends its waiting. Its argument is the number of the signal."""
 
 
 @contextmanager
 def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Ends the process, if it is asked to end while the block runs, after the block has cleaned up.
-
-    Args:
-      tell: puts files right; of the reason, the one line to log.
-
-    Raises:
-      SystemExit: 128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost, for instance
-        to a full disk.
-    """
+    """Ends the process, if it is asked to end while the block runs, after the block has cleaned up and `tell` has put
+    files right, which gives the one line to log for a reason. The exit code is 128 and the number of the signal, 141 if
+    nobody reads the output, 1 if the run was lost, for instance to a full disk."""
     asked: list[AskedToEnd] = []
 
     def ask(number: int, _: object) -> NoReturn:
@@ -63,7 +52,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         error = asked[0] if asked else raised  # what is raised on the way out, to a lost terminal, hides what was asked
         if isinstance(error, AskedToEnd):
-            reason, code = str(error), 128 + error.number
+            reason, code = f"ended by {signal.Signals(error.args[0]).name}", 128 + error.args[0]
         elif isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
             reason, code = "nobody reads the output any more", 128 + signal.SIGPIPE
@@ -117,10 +106,8 @@ def interrupt_below(folder: Path, what_next: str, reason: str) -> str:
 def override(name: str, path: Path) -> str:
     """A setting that is a path, as Hydra reads it back.
 
-    >>> override("output_dir", Path("/runs/one")), override("output_dir", Path("/it's/here"))
-    ('output_dir=/runs/one', "output_dir='/it\\\\'s/here'")
+    >>> override("output_dir", Path("/runs/one")), override("output_dir", Path("/runs/the first"))
+    ('output_dir=/runs/one', 'output_dir="/runs/the first"')
     """
-    from hydra.core.override_parser.types import Quote, QuotedString  # Hydra is loaded for nobody else
-
     text = str(path)
-    return f"{name}={text if PLAIN.fullmatch(text) else QuotedString(text, Quote.single).with_quotes()}"
+    return f"{name}={text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)}"

@@ -1,6 +1,4 @@
-"""A federation of processes on loopback, for tests and benchmarks: SuperLink, node proxy and SuperNodes.
-
-TLS and node authentication are on, with keys made for the occasion. To try it without containers:
+"""A federation of processes on loopback: SuperLink, node proxy and SuperNodes, with TLS and keys for the occasion.
 
     python -m discreet.deployment.local_federation rounds=3
 
@@ -117,10 +115,8 @@ class Federation:
         wait_until(lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started")
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win.
-
-        The first start makes the ledger; a later one finds it or is refused.
-        """
+        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win. The first start makes
+        the ledger; a later one finds it or is refused."""
         ledger = self.folder / f"{name}.db"
         if not self.log(name).exists() and "--ledger" not in words:
             DurableLedger.create(ledger)
@@ -135,12 +131,10 @@ class Federation:
         return self.start(name, [*_module("supernode", **options), *words])
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
-        """Until each of these SuperNodes has been let in. They start side by side: many take longer.
-
-        Raises:
-          RunLostError: one has ended.
-        """
-        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
+        """Until each of these SuperNodes has been let in; RunLostError if one has ended."""
+        seconds = START_SECONDS * max(
+            1.0, len(names) / DEMONSTRATION_NODES
+        )  # they start side by side: many take longer
 
         def is_let_in(name: str) -> bool:
             code, said = self.processes[name].poll(), self.says(name)
@@ -203,10 +197,7 @@ def demonstration(count: int) -> list[list[str]]:
 
 def owned(parent: Path) -> list[list[str]]:
     """The words that tell a node of its data and policy, for each folder in `parent` with a `data.toml`, by name.
-
-    Raises:
-      ConfigError: there is none.
-    """
+    ConfigError if there is none."""
     folders = sorted(file.parent.resolve() for file in parent.glob(f"*/{DESCRIPTION}"))
     if not folders:
         raise ConfigError(f"--data: {parent} has no folder with a {DESCRIPTION}; each node needs one")
@@ -231,11 +222,8 @@ def empty_federation(folder: Path, names: Sequence[str], *, pause: float = SHORT
 
 @contextmanager
 def federation_of(nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path | None = None) -> Iterator[Federation]:
-    """A federation whose nodes are connected; every process ends with the block.
-
-    `nodes` tell each node of its data, as `demonstration` and `owned` do. `ledgers`: the nodes' accounts lie there
-    instead, and outlive the federation.
-    """
+    """A federation whose nodes are connected; every process ends with the block. `nodes` tell each node of its data, as
+    `demonstration` and `owned` do. `ledgers`: the nodes' accounts lie there, and outlive the federation."""
     names = [f"node-{number}" for number in range(len(nodes))]
     with empty_federation(folder, names, pause=max(1, len(nodes)) * SHORTEST_PAUSE) as federation:
         federation.start_preforked_clients()

@@ -27,11 +27,7 @@ PAUSE, START_SECONDS = 0.1, 60.0
 @contextmanager
 def raw_node(address: str, *, authority: Path, key: Path, behaviour: Behaviour, pause: float = PAUSE) -> Iterator[None]:
     """Answers every message with what `behaviour` makes of it, while the block runs; None never answers. `pause`: the
-    seconds between two looks for a message.
-
-    Raises:
-      TimeoutError: it was not let in.
-    """
+    seconds between two looks for a message. TimeoutError if it is not let in."""
     ended, connected = threading.Event(), threading.Event()
     private = load_ssh_private_key(key.read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)

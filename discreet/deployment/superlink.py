@@ -1,8 +1,7 @@
 """A SuperLink with TLS, and with its nodes' keys registered: `python -m discreet.deployment.superlink`.
 
 It starts Flower's SuperLink, waits until it answers, makes the public keys of a folder known to it, and ends with it.
-If this process is killed, Flower's SuperLink ends too.
-Its state (which nodes are known, which runs there were) is a file, so that it survives a restart.
+If this process is killed, Flower's SuperLink ends too. Its state is a file, so that it survives a restart.
 """
 
 from __future__ import annotations
@@ -64,10 +63,8 @@ def server_apps(ancestor: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after them the SuperLink.
-
-    The other way round a SuperLink waits for whoever still reads the log of a run.
-    """
+    """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after them the SuperLink,
+    which would wait for whoever still reads the log of a run."""
     apps = server_apps(process.pid)
     for pid in apps:
         with suppress(ProcessLookupError):
@@ -81,7 +78,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(words: Sequence[str]) -> int:
+    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.superlink", description=__doc__)
     parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
     parser.add_argument("--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/public)")
@@ -89,12 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck")
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
-    arguments = _parser().parse_args(words)
+    arguments = parser.parse_args(words)
     log_to(sys.stdout)
     if arguments.ready:
         arguments.ready.unlink(missing_ok=True)

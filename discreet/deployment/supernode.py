@@ -1,8 +1,7 @@
 """A SuperNode that is checked before it connects: `python -m discreet.deployment.supernode`.
 
-Its data are read and compared with the task, its policy is read, its ledger is opened and verified; then this
-process becomes `flower-supernode` (`flower_fixes/commands.py`), with TLS and the node's own key. Beside it stand the
-preforked clients (`flower_fixes/preforked_clients.py`).
+Its data, policy and ledger are checked; then this process becomes `flower-supernode` (`flower_fixes/commands.py`), with
+TLS and the node's own key. Beside it stand the preforked clients (`flower_fixes/preforked_clients.py`).
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ LONGEST_SECONDS = 60.0  # what a node's pause may be
 
 
 def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
-    """The node configuration, which Flower passes on to each ClientApp of this node.
-
-    Raises:
-      ConfigError: no data, or two kinds of them.
-    """
+    """The node configuration, which Flower passes on to each ClientApp of this node. ConfigError: no data, or two."""
     given, config = arguments, dict[str, str | int]()
     if (given.data is None) == (given.partition is None):
         raise ConfigError("give either --data FOLDER or --partition NUMBER --of COUNT")
@@ -65,12 +60,8 @@ def _about(option: str) -> Iterator[None]:
 
 
 def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
-    """Everything that can be wrong on the node itself.
-
-    Raises:
-      ConfigError: data that do not fit, a policy that can't be read, a ledger that is missing, damaged or old, a key
-        that is not in the list of peers, a pause that is too short or too long.
-    """
+    """Raises ConfigError if anything is wrong on the node itself: data that do not fit, a policy that can't be read, a
+    ledger that is missing, damaged or old, a key that is not in the list of peers, or a pause."""
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
         raise ConfigError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
@@ -121,7 +112,7 @@ def start_preforked_clients() -> None:
     os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.supernode", description=__doc__)
     parser.add_argument("--superlink", required=True, help="host:port of the server's node proxy")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
@@ -136,17 +127,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partition", type=int, help="instead of --data: a share of the demonstration data")
     parser.add_argument("--of", type=int, help="how many shares there are")
     parser.add_argument("--port", type=int, default=9094, help="on loopback, for this node's own processes")
-    pause = (
-        "seconds between two looks for a message while there is nothing to do (default: 3; with hundreds of nodes 20)"
-    )
+    pause = "seconds between looks for a message while there is nothing to do (default: 3; with hundreds of nodes 20)"
     parser.add_argument("--longest-pause", type=float, default=FLOWERS_SECONDS, help=pause)
     parser.add_argument("--max-retries", type=int, help="give up after so many attempts to connect (default: never)")
-    return parser
+    return parser.parse_args(words)
 
 
 def main(words: Sequence[str]) -> int:
     """Checks, and becomes a SuperNode; 2 if something is wrong."""
-    arguments = _parser().parse_args(words)
+    arguments = _parsed(words)
     log_to(sys.stdout)
     try:
         config = node_config(arguments)

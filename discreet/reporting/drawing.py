@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -33,38 +32,28 @@ class Picture:
     note: str = ""
 
 
-@contextmanager
-def canvas(*, rows: int = 1) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure with `rows` axes below each other, in the style of the report.
+def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
+    """A picture that a function draws on `rows` axes below each other; the function gives the note.
 
-    matplotlib is imported here, because it takes a second: only a program that draws pays for it.
+    It is an SVG element that a screen reader calls `title`, with the legend of the first axes below it. Identifiers
+    depend on the title, so that two pictures of one page share none.
     """
-    from matplotlib import rc_context
+    from matplotlib import rc_context  # it takes a second: only a program that draws pays for it
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(SIZE[0], SIZE[1] * (1 + rows) / 2), layout="constrained")
-        axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
-        yield figure, [row[0] for row in axes]
-
-
-def to_svg(figure: Any, title: str) -> str:
-    """The figure, with the legend of its first axes below it, as an SVG element that a screen reader calls `title`.
-
-    Identifiers depend on the title, so that two pictures of one page share none.
-    """
-    from matplotlib import rc_context
-
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    if len(labels) > 1:
-        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * len(labels))
-        figure.legend(handles, labels, loc="outside lower left")
     buffer = io.StringIO()
-    with rc_context({"svg.hashsalt": title}):
+    with rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(SIZE[0], SIZE[1] * (1 + rows) / 2), layout="constrained")
+        axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+        note = draw(*axes).strip()
+        handles, labels = axes[0].get_legend_handles_labels()
+        if len(labels) > 1:
+            figure.set_figheight(figure.get_figheight() + LEGEND_LINE * len(labels))
+            figure.legend(handles, labels, loc="outside lower left")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text, prefix = buffer.getvalue(), re.sub(r"\W+", "-", title.lower())
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
-    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    return Picture(title, text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1), note)
 
 
 def draw_line(axes: Any, pairs: Sequence[tuple[float, float]], number: int, label: str, **more: Any) -> None:

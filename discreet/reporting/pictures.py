@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from discreet.reporting.drawing import INK, SERIES, Picture, canvas, draw_line, to_svg
+from discreet.reporting.drawing import INK, SERIES, Picture, draw_line, picture
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
 from discreet.settings.privacy import USER
@@ -44,13 +44,6 @@ def coloured(records: Sequence[RunRecord]) -> list[Group]:
     return sorted(groups, key=lambda group: group not in best)
 
 
-def _picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
-    """A picture that a function draws on its axes; the function gives the note."""
-    with canvas(rows=rows) as (figure, axes):
-        note = draw(*axes)
-        return Picture(title, to_svg(figure, title), note.strip())
-
-
 def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
     word, rated = score_word(records), {record.is_rated for record in records}
 
@@ -64,7 +57,7 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
         repeated = any(len(group.records) > 1 for group in groups)
         return " ".join([_RATED] * (True in rated) + [_MEANS] * repeated)
 
-    return _picture(f"{word.capitalize()} after each round", draw)
+    return picture(f"{word.capitalize()} after each round", draw)
 
 
 def _draw_groups(axes: Any, groups: Sequence[Group], column: str) -> None:
@@ -102,7 +95,7 @@ def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: s
         _count_rounds(axes)
         return f"At delta {', '.join(sorted({f'{record.config.privacy.delta:g}' for record in records}))}, by {by}."
 
-    return _picture(f"Epsilon after each round: {guarantee}-level", draw)
+    return picture(f"Epsilon after each round: {guarantee}-level", draw)
 
 
 def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
@@ -124,7 +117,7 @@ def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
         axes.plot(*zip(*frontier(points), strict=True), **ringed)
         return f"{_FRONTIER.format(score=score)} {_draw_baseline(axes, groups)}"
 
-    return _picture(f"{score.capitalize()} against epsilon: {guarantee}-level", draw)
+    return picture(f"{score.capitalize()} against epsilon: {guarantee}-level", draw)
 
 
 def _draw_spread(axes: Any, place: float, group: Group) -> None:
@@ -178,4 +171,4 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
         return _CLIPPING
 
     if shown:
-        yield _picture("Clip norm, and the fraction of updates below it", draw, rows=2)
+        yield picture("Clip norm, and the fraction of updates below it", draw, rows=2)

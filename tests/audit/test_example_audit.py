@@ -33,10 +33,10 @@ def settings(*words: str) -> tuple[Plan, Task]:
 def test_dp_sgd_is_not_refuted(words: tuple[str, ...], declared: tuple[str, ...]) -> None:
     verdict = judge(audit_examples(*settings(*words, *declared), canaries=600))
     assert not verdict.refuted
-    estimate = verdict.judgements[-1].estimate
+    estimate = verdict.observations[-1].estimate
     assert estimate is not None
     # Scores of sampled batches are no Gaussians: the fit shows about half of the claim.
-    assert estimate > 0.4 * verdict.judgements[-1].claim.epsilon
+    assert estimate > 0.4 * verdict.observations[-1].claimed
 
 
 @pytest.mark.parametrize("words", [WHOLE, SAMPLED], ids=["whole", "sampled"])

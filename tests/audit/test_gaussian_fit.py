@@ -31,17 +31,16 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 3.0])
 def test_delta_is_the_integral_of_what_passes_e_to_the_epsilon(one: Normal, other: Normal, epsilon: float) -> None:
     wide = 12 * max(one.spread, other.spread)
-    at, step = np.linspace(one.mean - wide, one.mean + wide, 2_000_001, retstep=True)
+    at, step = np.linspace(one.mean - wide, one.mean + wide, 400_001, retstep=True)
     excess = norm.pdf(at, one.mean, one.spread) - math.exp(epsilon) * norm.pdf(at, other.mean, other.spread)
     integral = float(np.maximum(excess, 0).sum() * step)
     assert delta_of_normals(one, other, epsilon) == pytest.approx(integral, rel=1e-5, abs=1e-9)
 
 
-@pytest.mark.parametrize("shift", [0.1, 0.48, 1.0, 4.0])
-@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9])
+@pytest.mark.parametrize(("shift", "delta"), [(0.1, 1e-5), (1.0, 1e-2), (4.0, 1e-9)])
 def test_with_spreads_that_hardly_differ_it_is_the_gaussian_mechanism(shift: float, delta: float) -> None:
     found = epsilon_of_normals(Normal(7 * shift, 7.0), Normal(0.0, 7.0 * (1 + 1e-9)), delta=delta)
     assert found == pytest.approx(get_epsilon_gaussian(1 / shift, delta), rel=1e-5, abs=1e-7)
@@ -63,13 +62,6 @@ def fitted(scores: Scores) -> GaussianFit:
     fit = fit_gaussians(scores)
     assert fit is not None
     return fit
-
-
-def test_the_lower_bound_is_below_the_true_epsilon_in_95_percent_of_runs() -> None:
-    generator, truth = np.random.default_rng(311), epsilon_of_shift(1.0, delta=DELTA)
-    fits = [fit_gaussians(gaussian_scores(generator, canaries=500, noise=1.0)) for _ in range(200)]
-    passed = sum(fit.lower_bound(delta=DELTA) > truth for fit in fits if fit is not None)
-    assert 3 <= passed <= 19
 
 
 @pytest.mark.parametrize("centred", [True, False])

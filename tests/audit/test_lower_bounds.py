@@ -39,9 +39,8 @@ def test_the_bounds_are_those_of_jax_privacy(given: tuple[int, int, int, float],
     assert fdp_bound(Guesses(*counts), delta=delta) == pytest.approx(fdp, abs=2e-6)
 
 
-@pytest.mark.parametrize("delta", [1e-6, 1e-3])
-def test_the_p_value_is_the_theorem_written_out(delta: float) -> None:
-    epsilon, (m, r, v) = 0.7, (300, 40, 31)
+def test_the_p_value_is_the_theorem_written_out() -> None:
+    delta, epsilon, (m, r, v) = 1e-3, 0.7, (300, 40, 31)
     success = np.exp(epsilon) / (1 + np.exp(epsilon))
     tail = sum(binom.pmf(w, r, success) for w in range(v, r + 1))
     most = max(sum(binom.pmf(w, r, success) for w in range(v - i, v)) / i for i in range(1, v + 1))

@@ -54,7 +54,7 @@ def test_nine_of_ten_audits_find_the_smallest_fault(releases: Releases, count: i
 @pytest.mark.parametrize("rounds", [1, 20])
 def test_without_noise_guesses_at_sampled_canaries_show_what_is_said(rounds: int) -> None:
     sampled = Releases(rounds, 0.1, None, Claim(0.4, DELTA, ""))
-    said = re.search(r"show epsilon (\S+) on average", power_of(sampled, 2000, level=LEVEL).says)
+    said = re.search(r"show epsilon (\S+) on average", power_of(sampled, 2000, level=LEVEL)[0])
     assert said is not None
     made, generator = planned(2000, 0.4, DELTA, shifts=False), np.random.default_rng(73)
     shown = [

@@ -39,8 +39,7 @@ def shift(experiment: Experiment) -> float:
     return float((scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std())
 
 
-@pytest.mark.parametrize("noise", ["grid", "float", "secure_sum"])
-@pytest.mark.parametrize("kind", ["adaptive", "fixed"])
+@pytest.mark.parametrize(("noise", "kind"), [("grid", "adaptive"), ("float", "fixed"), ("secure_sum", "adaptive")])
 def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str) -> None:
     run = plan(*EVERYBODY, f"privacy.noise={noise}", f"privacy.user.clip.kind={kind}")
     found = audit_users(*run, canaries=500, honest=0, runs=2)
@@ -56,9 +55,8 @@ def test_half_the_noise_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, w
     assert judge(audit_users(*run, canaries=500, honest=0, runs=3)).refuted
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
-def test_releases_are_read_from_any_server_optimizer(optimizer: str) -> None:
-    run = plan(*EVERYBODY, "rounds=2", f"server.optimizer={optimizer}")
+def test_releases_are_read_from_an_optimizer_with_moments_too() -> None:
+    run = plan(*EVERYBODY, "rounds=2", "server.optimizer=adam")
     found = audit_users(*run, canaries=500, honest=0)
     one, two, run = (seen.scores.values for seen in found.observations)
     assert np.allclose(one + two, run)

@@ -42,6 +42,8 @@ def test_a_run_is_audited_from_its_settings(tmp_path: Path, capsys: pytest.Captu
     run = record["observations"][-1]
     assert run["claimed"] == pytest.approx(3.139, abs=1e-3)  # of noise 1 at delta 1e-3
     assert run["interval"][0] < run["claimed"] < run["interval"][1] + 0.3
+    assert set(run["bounds"]) <= set(record["assumes"])
+    assert record["refuted"] is False
     assert (tmp_path / "audit.svg").exists()
 
 

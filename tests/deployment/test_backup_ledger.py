@@ -40,7 +40,7 @@ def test_nothing_is_overwritten_and_a_damaged_or_missing_ledger_is_not_passed_on
     copy = tmp_path / "copy.db"
     copy.write_text("kept")
     assert main([str(ledger.path), str(copy)]) == 2
-    assert "not overwritten" in capsys.readouterr().err
+    assert "nothing is overwritten" in capsys.readouterr().err
     assert copy.read_text() == "kept"
     copy.unlink()
     assert main([str(tmp_path / "none.db"), str(copy)]) == 2

@@ -1,22 +1,15 @@
-"""Each replacement of Flower's behaviour is made, can be switched off, and steps aside if Flower is another one."""
+"""Each replacement of Flower's behaviour is made, can be switched off, and is not made in another Flower."""
 
 from __future__ import annotations
 
 import logging
-import sys
 
 import pytest
-from flwr.supercore.object_store import sql_object_store
-from flwr.supercore.state.schema import linkstate_models
-from flwr.superlink.servicer.control import control_handlers
-from flwr.supernode import start_client_internal
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from discreet.deployment.flower_fixes import (
     NAMES,
     SWITCH,
     VERSIONS,
-    Fix,
     commands,
     failed_runs,
     refused_nodes,
@@ -28,44 +21,39 @@ from discreet.deployment.flower_fixes import (
 from tests.conftest import REPOSITORY
 
 MODULES = (small_superlink, unread_messages, failed_runs, supernode_replies, supernode_pauses, refused_nodes)
-FIXES = {fix.name: fix for module in MODULES for fix in module.FIXES}
+FIXES = {name: places for module in MODULES for name, places in module.FIXES.items()}
 
 
 @pytest.fixture(autouse=True)
 def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
-    for fix in FIXES.values():
-        for owner, name, _ in fix.places:
+    for places in FIXES.values():
+        for owner, name, _ in places:
             monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
-def state(fix: Fix) -> list[object]:
-    """What is at the places of a replacement."""
-    return [getattr(owner, name) for owner, name, _ in fix.places]
+def made() -> set[str]:
+    """The replacements that are in their places after the commands of SuperLink and SuperNode have made theirs."""
+    commands.make(*(module.__name__.rpartition(".")[2] for module in MODULES))
+    return {name for name, places in FIXES.items() if all(getattr(*place[:2]) is place[2] for place in places)}
 
 
-@pytest.mark.parametrize("name", FIXES)
-def test_it_is_made_unless_it_is_switched_off_or_flowers_source_is_another(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_all_are_made_but_those_that_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "-database -failed_runs -warm_clients")
+    assert made() == {*FIXES} - {"database", "failed_runs"}
+    monkeypatch.setenv(SWITCH, "-databas")
+    with pytest.raises(ValueError, match=r"takes -all, or some of -database .* \(got -databas\)"):
+        made()
+
+
+def test_in_another_flower_none_is_made_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fix = FIXES[name]
-    before = state(fix)
-    monkeypatch.setenv(SWITCH, f"-{name}")
-    fix.make()
-    assert state(fix) == before
-    monkeypatch.delenv(SWITCH)
-    assert caplog.records == []
-    changes = {"inspect.getsource": "def another(): ...", "importlib.metadata.version": "1.43.0"}
-    for place, other in changes.items():
-        with monkeypatch.context() as another, caplog.at_level(logging.WARNING):
-            another.setattr(place, lambda _, other=other: other)
-            fix.make()
-        assert state(fix) == before
-        assert f"is not what {name} is for" in caplog.text
-        caplog.clear()
-    fix.make()
-    assert all(now != then for now, then in zip(state(fix), before, strict=True))
-    assert caplog.records == []
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
+    with caplog.at_level(logging.WARNING):
+        assert made() == set()
+    (said,) = caplog.messages
+    assert "flwr 1.43.0 is not 1.41.0 or 1.42.0: Flower's own behaviour stays" in said
 
 
 def test_the_page_tells_of_each() -> None:
@@ -73,25 +61,3 @@ def test_the_page_tells_of_each() -> None:
     assert all(f"## {name}\n" in page for name in NAMES)
     assert all(version in page for version in VERSIONS)
     assert {*FIXES, "warm_clients"} == {*NAMES}
-
-
-MISSING = {
-    "small_superlink": (sql_object_store, "SqlObjectStore"),
-    "unread_messages": (linkstate_models, "MessageIns"),
-    "failed_runs": (control_handlers, "_stream_logs"),
-    "refused_nodes": (NodeAuthHttpInterceptor, "intercept"),
-    "supernode_replies": (start_client_internal, "_insert_message"),
-}
-
-
-@pytest.mark.parametrize("name", MISSING)
-def test_a_name_that_flower_has_lost_costs_its_replacement_and_nothing_else(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delattr(*MISSING[name])
-    monkeypatch.delitem(sys.modules, f"discreet.deployment.flower_fixes.{name}")
-    commands.make(name)
-    (said,) = caplog.messages
-    assert f"is not what {name} is for (" in said
-    assert MISSING[name][1] in said
-    assert "Flower's own behaviour stays" in said

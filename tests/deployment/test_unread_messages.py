@@ -11,7 +11,6 @@ from flwr.app.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
@@ -87,9 +86,8 @@ class Link(LinkState):
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replacement is made, for one test."""
-    for name in ("delete_messages", "start_session"):
-        monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
-    unread_messages.FIXES[0].make()
+    for owner, name, ours in unread_messages.FIXES["unread_messages"]:
+        monkeypatch.setattr(owner, name, ours)
 
 
 def round_with_losses(link: Link, nodes: list[int]) -> None:

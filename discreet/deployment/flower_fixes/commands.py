@@ -8,9 +8,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from discreet.deployment.flower_fixes import fix_of
+from discreet.deployment.flower_fixes import wanted
 
 
 def command(name: str, *words: str) -> list[str]:
@@ -23,36 +24,33 @@ def clients_command(path: Path) -> list[str]:
     return ["env", "OPENBLAS_NUM_THREADS=1", *command("clients", str(path))]
 
 
-def make(*names: str) -> None:
-    """Makes the replacements of these modules, but those for which Flower lacks a name."""
-    for module in filter(None, map(fix_of, names)):
-        for fix in module.FIXES:
-            fix.make()
-
-
-def _superlink() -> None:
-    from flwr.superlink.cli import flower_superlink
-
-    make("small_superlink", "unread_messages", "failed_runs")
-    gc.freeze()  # what was imported stays: a search for garbage need not look through it
-    flower_superlink()
-
-
-def _supernode() -> None:
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    make("refused_nodes", "supernode_replies", "supernode_pauses")
-    flower_supernode()
-    # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
-    sys.stdout.flush()
-    os._exit(1)
-
-
-def _clients() -> None:
-    if clients := fix_of("preforked_clients"):
-        clients.main(Path(sys.argv[1]))
+def make(*modules: str) -> None:
+    """Makes the replacements of these modules of this folder. They are not imported beside another Flower."""
+    names = wanted()
+    for module in modules if names else ():
+        for name, places in import_module(f"{__package__}.{module}").FIXES.items():
+            for owner, replaced, ours in places if name in names else ():
+                setattr(owner, replaced, ours)
 
 
 if __name__ == "__main__":
-    # Flower's parsers see the words that follow.
-    {"superlink": _superlink, "supernode": _supernode, "clients": _clients}[sys.argv.pop(1)]()
+    name = sys.argv.pop(1)  # Flower's parsers see the words that follow
+    if name == "superlink":
+        from flwr.superlink.cli import flower_superlink
+
+        make("small_superlink", "unread_messages", "failed_runs")
+        gc.freeze()  # what was imported stays: a search for garbage need not look through it
+        flower_superlink()
+    elif name == "supernode":
+        from flwr.supernode.cli.flower_supernode import flower_supernode
+
+        make("refused_nodes", "supernode_replies", "supernode_pauses")
+        flower_supernode()
+        # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
+        sys.stdout.flush()
+        os._exit(1)
+    elif "warm_clients" in wanted():  # else Flower starts ClientApps itself
+        from discreet.deployment.flower_fixes import preforked_clients
+
+        preforked_clients.load()
+        preforked_clients.serve(Path(sys.argv[1]))

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from flwr.common.constant import Status, SubStatus
 from flwr.proto.control_pb2 import RegisterNodeRequest, StreamLogsResponse
 from flwr.server.superlink.linkstate import LinkState
-from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.superlink.servicer.control import control_handlers
 
-from discreet.deployment.flower_fixes import Fix
+from discreet.deployment.flower_fixes import Fixes
 
 # Bytes in the place of a StreamLogsResponse's text that are none.
 UNREADABLE = RegisterNodeRequest(public_key=b"\xff")
@@ -40,5 +39,4 @@ def stream_logs(
         yield UNREADABLE
 
 
-WRITTEN_FOR = (control_handlers.stream_logs, whole_log, ProtobufClient._unary_stream)
-FIXES = (Fix("failed_runs", WRITTEN_FOR, "26fc7e740260", ((control_handlers, "_stream_logs", stream_logs),)),)
+FIXES: Fixes = {"failed_runs": ((control_handlers, "_stream_logs", stream_logs),)}

@@ -30,17 +30,11 @@ def hand_over(path: str, words: list[str]) -> int | None:
         return code[0] if code else 1
 
 
-def become_flower_command(words: list[str]) -> None:
-    """Becomes Flower's own command: the next one of that name on the PATH."""
-    here = os.path.dirname(os.path.realpath(__file__))
-    folders = [name for name in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.realpath(name) != here]
-    os.environ["PATH"] = os.pathsep.join(folders)
-    os.execvp(COMMAND, [COMMAND, *words])
-
-
 if __name__ == "__main__":
-    path = os.environ.get(SOCKET_VARIABLE)
-    code = hand_over(path, sys.argv[1:]) if path else None
-    if code is None:
-        become_flower_command(sys.argv[1:])
+    words, path = sys.argv[1:], os.environ.get(SOCKET_VARIABLE)
+    code = hand_over(path, words) if path else None
+    if code is None:  # becomes Flower's own command, the next one of that name on the PATH
+        here, search = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PATH", os.defpath).split(os.pathsep)
+        os.environ["PATH"] = os.pathsep.join(name for name in search if os.path.realpath(name) != here)
+        os.execvp(COMMAND, [COMMAND, *words])
     sys.exit(code)

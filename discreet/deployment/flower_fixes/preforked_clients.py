@@ -17,11 +17,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from flwr.supercore.superexec.executor import SubprocessExecutor
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-from discreet.deployment.flower_fixes import Fix
 from discreet.settings.places import FEATURES
 
 # Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
@@ -30,8 +27,6 @@ LOADED = (
     *("dp_accounting.pld", "dp_accounting.rdp", "omegaconf", "sqlite3", "Crypto.Protocol.SecretSharing"),
     *("cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead"),
 )
-OURS = "discreet"  # forgotten: the bundle of an app brings its own
-FIX = Fix("warm_clients", (SubprocessExecutor.launch, flwr_clientapp, run_clientapp), "2c846da98195")
 LOOK_SECONDS = 1.0
 
 
@@ -39,8 +34,8 @@ def load() -> None:
     """Imports what ClientApps need."""
     for name in LOADED:
         importlib.import_module(name)
-    for name in [name for name in sys.modules if name.split(".")[0] == OURS]:
-        del sys.modules[name]
+    for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
+        del sys.modules[name]  # the bundle of an app brings its own
 
 
 def serve(path: Path) -> None:
@@ -98,10 +93,3 @@ def _answer(connection: socket.socket, features: Path) -> NoReturn:
         sys.stderr.flush()
         connection.sendall(bytes([code & 0xFF]))
         os._exit(code)
-
-
-def main(path: Path) -> None:
-    """Loads, and serves at a path. If it does not apply, it ends at once, and Flower starts ClientApps itself."""
-    if FIX.applies():
-        load()
-        serve(path)

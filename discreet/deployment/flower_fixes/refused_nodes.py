@@ -17,7 +17,7 @@ from flwr.supercore import date
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from discreet.deployment.flower_fixes import Fix
+from discreet.deployment.flower_fixes import Fixes
 
 logger = logging.getLogger("discreet.node")
 
@@ -47,5 +47,4 @@ def reason(dates: list[str]) -> str:
     )
 
 
-WRITTEN_FOR, PLACE = (NodeAuthHttpInterceptor, AHEAD, BEHIND), (NodeAuthHttpInterceptor, "intercept", intercept)
-FIXES = (Fix("refused_nodes", WRITTEN_FOR, "ba6f19c2c41d", (PLACE,)),)
+FIXES: Fixes = {"refused_nodes": ((NodeAuthHttpInterceptor, "intercept", intercept),)}

@@ -13,7 +13,7 @@ import gc
 from flwr.supercore import sql_mixin
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from discreet.deployment.flower_fixes import Fix
+from discreet.deployment.flower_fixes import Fixes
 
 # Milliseconds. Each of up to fifteen connections would keep 64 MB, and map 256 MB: KiB, SQLite's default; bytes.
 PRAGMAS = {"busy_timeout": "120000", "cache_size": "-2000", "mmap_size": "0"}
@@ -43,10 +43,8 @@ def get(store: SqlObjectStore, object_id: str) -> bytes | None:
     return content
 
 
-WRITTEN_FOR = (sql_mixin._set_sqlite_pragmas, sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
-SMALL = ((sql_mixin, "SQLITE_PRAGMAS", tuple({**dict(WRITTEN_FOR[1]), **PRAGMAS}.items())),)
-COLLECTING = ((SqlObjectStore, "put", put), (SqlObjectStore, "get", get))
-FIXES = (
-    Fix("database", WRITTEN_FOR, "97978fd01552", SMALL),
-    Fix("content_garbage", (put_content, get_content), "bbd75af3eaf6", COLLECTING),
-)
+SMALL = tuple({**dict(sql_mixin.SQLITE_PRAGMAS), **PRAGMAS}.items())  # type: ignore[attr-defined]
+FIXES: Fixes = {
+    "database": ((sql_mixin, "SQLITE_PRAGMAS", SMALL),),
+    "content_garbage": ((SqlObjectStore, "put", put), (SqlObjectStore, "get", get)),
+}

@@ -1,8 +1,7 @@
 """Has a SuperNode look for work soon after it had some, and seldom if it has had none for long.
 
 Flower's node looks for a message every 3 s. This one waits 0.5 s, or a fifth of the time for which it has had nothing
-to do, and 3 s or DISCREET_LONGEST_PAUSE at most: rounds that follow each other need not wait for it, and a node that is
-seldom asked looks as seldom as Flower's, or less often.
+to do, and 3 s or DISCREET_LONGEST_PAUSE at most: rounds that follow each other need not wait for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from flwr.supernode import start_client_internal
 
-from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, Fix
+from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, Fixes
 
 IDLE_SHARE = 0.2  # of the time without work
 pull_message = start_client_internal._pull_and_store_message
@@ -38,8 +37,9 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-PLACES = (
-    (start_client_internal, "_pull_and_store_message", pull),
-    (start_client_internal, "time", SimpleNamespace(sleep=sleep)),
-)
-FIXES = (Fix("supernode_pauses", (start_client_internal.start_client_internal,), "9e89a6eb68fb", PLACES),)
+FIXES: Fixes = {
+    "supernode_pauses": (
+        (start_client_internal, "_pull_and_store_message", pull),
+        (start_client_internal, "time", SimpleNamespace(sleep=sleep)),
+    )
+}

@@ -1,11 +1,10 @@
 """Lets a SuperNode get over a lost ClientApp, and a lost server.
 
-Flower's SuperNode that has taken a message waits until any reply is there, and sends it. If a ClientApp exits without
-replying, the node waits forever. If a reply is left over from a message that the node could not confirm (the SuperLink
-was killed meanwhile), the node sends that one, and is one reply behind from then on: it is connected, and never in time
-again. Here the node waits for each message's own answer: the reply, or an error if no ClientApp is at work any more. A
-ClientApp that ended before it took its message is started once more. If the process that starts ClientApps has ended,
-or the node's loop has failed, this process ends too, so that a restart policy brings all of it back.
+Flower's SuperNode that has taken a message waits until any reply is there, and sends it: forever if a ClientApp exits
+without replying, and one reply late from then on if one is left over from a message that it could not confirm (the
+SuperLink was killed meanwhile). Here it waits for each message's own answer: the reply, or an error if no ClientApp is
+at work any more. A ClientApp that ended before it took its message is started once more. If the process that starts
+ClientApps has ended, or the node's loop has failed, this process ends too, and a restart policy brings all of it back.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from flwr.supercore.object_store import ObjectStore
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState, MessageEntry
 
-from discreet.deployment.flower_fixes import Fix
+from discreet.deployment.flower_fixes import Fixes
 from discreet.simulation.processes import STARTER, below
 
 LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
@@ -87,9 +86,4 @@ def _at_work(state: InMemoryNodeState) -> bool:
     return bool(state.get_tasks(statuses=AT_WORK))
 
 
-WRITTEN_FOR = (
-    *(start_client_internal.start_client_internal, push_what_lies_there, start_client_internal._insert_message),
-    *(InMemoryNodeState, MessageEntry),
-)
-PLACE = (start_client_internal, "_push_messages", push_messages)
-FIXES = (Fix("supernode_replies", WRITTEN_FOR, "f0e6ead2168d", (PLACE,)),)
+FIXES: Fixes = {"supernode_replies": ((start_client_internal, "_push_messages", push_messages),)}

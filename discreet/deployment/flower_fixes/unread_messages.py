@@ -11,10 +11,8 @@ from __future__ import annotations
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.date import now
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
 
-from discreet.deployment.flower_fixes import Fix
+from discreet.deployment.flower_fixes import Fixes
 
 # A message to the server itself is read when its row is gone, and so is a reply that somebody has asked for.
 CONTENTS = (
@@ -44,9 +42,9 @@ def start_session(state: SqlLinkState, run_id: int) -> str:
     return begin_session(state, run_id)
 
 
-WRITTEN_FOR = (
-    *(delete_rows, begin_session, SqlLinkState.get_message_res, SqlLinkState.store_message_res),
-    *(SqlObjectStore.delete, MessageIns, MessageRes),
-)
-PLACES = ((SqlLinkState, "delete_messages", delete_messages), (SqlLinkState, "start_session", start_session))
-FIXES = (Fix("unread_messages", WRITTEN_FOR, "7adf6dd98177", PLACES),)
+FIXES: Fixes = {
+    "unread_messages": (
+        (SqlLinkState, "delete_messages", delete_messages),
+        (SqlLinkState, "start_session", start_session),
+    )
+}
