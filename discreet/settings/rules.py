@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, field
 from functools import cache, partial
 from typing import Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
@@ -116,10 +116,13 @@ def unknown(key: str, kind: type) -> str:
     names = [name for name, _ in rules(kind)]
     known = dict.fromkeys([*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))])
     there = sorted(name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8 if there else 0.5)
-    if there and not close:
-        return f"unknown setting {key}; there are {', '.join(there)}"
-    return f"unknown setting {key}" + (f"; did you mean {close[0]}?" if close else "")
+    meant = did_you_mean(key, known, cutoff=0.8 if there else 0.5)
+    return f"unknown setting {key}" + (meant or (f"; there are {', '.join(there)}" if there else ""))
+
+
+def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The end of a message about a misspelt word; empty if no name is like it."""
+    return "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(str(word), list(names), 1, cutoff))
 
 
 def require(holds: bool, key: str, rule: str, got: object) -> None:
@@ -149,9 +152,7 @@ def require_one(given: Mapping[str, object], advice: str = ": give one, the othe
 
 
 def _broken(key: str, rule: Rule, value: object) -> ConfigError:
-    close = difflib.get_close_matches(str(value), rule.names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return ConfigError(f"{key} must be {rule.words} (got {_shown(value)}{hint})")
+    return ConfigError(f"{key} must be {rule.words} (got {_shown(value)}{did_you_mean(value, rule.names)})")
 
 
 def _shown(value: object) -> str:
