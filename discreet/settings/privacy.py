@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_bandwidth
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
-from discreet.settings.ranges import (
+from discreet.settings.rules import (
     POSITIVE,
     Count,
     CountOrZero,
@@ -21,11 +21,14 @@ from discreet.settings.ranges import (
     Positive,
     Rule,
     Text,
+    check_value,
     list_of,
     one_of,
+    require,
+    require_one,
+    section,
     within,
 )
-from discreet.settings.rules import check_value, require, require_one, section
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
