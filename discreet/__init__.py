@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
 # and a node does not need what the server has.
 _HOMES = {
-    "AdaptiveClipping": "discreet.dpsgd.adaptive_norm",
+    "AdaptiveClipping": "discreet.dpsgd.loop_plan",
     "BatchError": "discreet.dpsgd.dpsgd",
     "BudgetSpent": "discreet.ledger.budget",
     "CentralGaussian": "discreet.flower.strategy_settings",  # what DPFedAvg asks of the mechanism of this name

@@ -37,9 +37,8 @@ from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.run_plan import round_settings
 from discreet.server.session import check_secure
 from discreet.server.state import State
-from discreet.settings.extras import require
 from discreet.settings.privacy import CORRELATED, USER
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import flat
 
 logger = logging.getLogger("discreet")
@@ -65,7 +64,7 @@ def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experi
       TimeoutError: a process or a node did not start.
     """
     check_federation(plan, canaries, runs)
-    require(*SERVERS, extra="deployment", why="the node proxy of a federation")
+    require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
     releases = said_first(plan, canaries * runs)
     names = [str(number) for number in range(canaries)]
     with (

@@ -62,7 +62,7 @@ from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
 from discreet.data.tokens import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
-from discreet.settings.extras import require
+from discreet.settings.rules import require_extra
 
 logger = logging.getLogger("discreet")
 
@@ -240,7 +240,7 @@ def _file(folder: Path, name: str) -> Path:
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
     """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
-    require("pyarrow", extra="simulation", why=path.name)
+    require_extra("pyarrow", extra="simulation", why=path.name)
     from pyarrow import csv, json, parquet  # type: ignore[import-untyped]
 
     lines = csv.ParseOptions(newlines_in_values=True)

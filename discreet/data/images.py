@@ -19,7 +19,7 @@ import torch
 
 from discreet.data.examples import SHAPES, Examples, Task
 from discreet.data.targets import Array
-from discreet.settings.extras import require
+from discreet.settings.rules import require_extra
 
 # The place of a data set on the hub, and the names of its columns of images and labels.
 _HUB = {
@@ -120,7 +120,7 @@ def _from_hub(name: str) -> Task:
 
 def _load_split(name: str, split: str) -> Any:
     """A split in its order on the hub; ConnectionError says what to do without a network."""
-    require("flwr_datasets", extra="simulation", why=f"data.name={name} without data.path")
+    require_extra("flwr_datasets", extra="simulation", why=f"data.name={name} without data.path")
     from flwr_datasets import FederatedDataset
 
     try:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from discreet.data.examples import Task
 from discreet.settings.data import DataConfig
-from discreet.settings.extras import require
+from discreet.settings.rules import require_extra
 
 Numbers = NDArray[np.int64]
 _Parts = list[NDArray[Any]]
@@ -154,7 +154,7 @@ def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
 
 def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     """The partitions of flwr-datasets."""
-    require("datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}")
+    require_extra("datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}")
     from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from discreet.data.targets import Array, FolderError, RowError
-from discreet.settings.extras import require
+from discreet.settings.rules import require_extra
 from discreet.settings.training import HF
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # nothing is fetched, and no code of a folder runs
@@ -26,8 +26,8 @@ def pretrained_folder(name: str, *, setting: str = "model.name") -> Path:
 
 
 def transformers_library(*, why: str) -> Any:
-    """The library, silent. Raises MissingExtra if it is not installed."""
-    require("transformers", "peft", extra="text", why=why)
+    """The library, silent. Raises ConfigError if it is not installed."""
+    require_extra("transformers", "peft", extra="text", why=why)
     import transformers
 
     library: Any = transformers

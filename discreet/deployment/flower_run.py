@@ -33,7 +33,7 @@ from discreet.server.run_folder import (
     state_of,
 )
 from discreet.server.session import resolve
-from discreet.settings.extras import require
+from discreet.settings.rules import require_extra
 from discreet.simulation.processes import ray_environment, scratch_folder
 
 MOST_NODES = 200  # a simulation with more clients has several on each node
@@ -102,7 +102,7 @@ def run_app(words: Sequence[str], *, program: str) -> int:
       ConfigError, LedgerError: a setting is wrong, or a ledger of the run that goes on.
     """
     log_to(sys.stderr)
-    require("ray", extra="simulation", why="Flower's simulation")
+    require_extra("ray", extra="simulation", why="Flower's simulation")
     config = asked_settings(words)
     run = check_output(config.output_dir, resume=config.resume)
     plan, _ = resolve(config)

@@ -38,9 +38,8 @@ from discreet.protocol.run_lost import RunLostError
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder, check_output, read_status, state_of
 from discreet.server.session import check_secure, resolve
-from discreet.settings.extras import require
 from discreet.settings.places import PACKAGE, app_folder
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, require_extra
 from discreet.simulation.processes import end_carrying, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
@@ -255,7 +254,7 @@ def main(words: Sequence[str]) -> int:
         defaults = ["experiment=deployment", f"data.num_clients={len(nodes)}", f"sampling.min_nodes={len(nodes)}"]
         config = asked_settings(arguments.overrides, defaults=defaults)
         app_folder()
-        require(*SERVERS, extra="deployment", why="the node proxy of a federation")
+        require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
         run = check_output(config.output_dir, resume=config.resume)
         check_secure(config.seed)
         resolve(config)

@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from discreet.accounting.calibration import check_whole, noise_multiplier_for_releases
-from discreet.dpsgd.adaptive_norm import AdaptiveClipping
-from discreet.dpsgd.loop_plan import LoopPlan, Schedule, values_of
+from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, Schedule, values_of
 from discreet.dpsgd.loop_processes import processes_of
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
 from discreet.dpsgd.step_account import LoopPrivacy, StepAccount, spent_in

@@ -10,17 +10,63 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from discreet.accounting.events import check_noise_multiplier, poisson_round_event
-from discreet.dpsgd.adaptive_norm import AdaptiveClipping, AdaptiveNorm
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.quantile import BIT_SENSITIVITY, split_noise_multiplier
+from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.privacy import ClipConfig
+from discreet.settings.rules import ConfigError
 from discreet.training.local_training import step_noise
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Schedule = float | Sequence[float] | Callable[[int], float]  # one number, or one for each step from step 0 on
+LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
+# If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
+# round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9, ...
+SEARCH = {"norm": 0.1, "max": 10.0, "search_rate": 5.0}
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """A clip norm that tracks a quantile of the norms of the differences, of `DPSGD` of the gradients: Andrew et al.
+    2021 (arXiv 1905.03871).
+
+    Attributes:
+      norm: the first one. None: the first rounds or steps search for it from 0.1 on, up to 10, by the noised bits
+        that are paid for anyway.
+      maximum: what it never passes; None is ten times `norm`, or 10 without it.
+      target_quantile: of the norms, within (0, 1).
+      learning_rate: of the steps by which it moves.
+      count_stddev: noise on the count of norms within it; None is a small share of what the round costs.
+    """
+
+    norm: float | None = None
+    maximum: float | None = None
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_stddev: float | None = None
+
+    def section(self) -> ClipConfig:
+        """The settings `privacy.user.clip` that say the same. Raises ConfigError in words of this class."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if "maximum" in given:
+            given["max"] = given.pop("maximum")
+        try:
+            return ClipConfig(**given if self.norm is not None else SEARCH | given)
+        except ConfigError as error:
+            said = str(error).replace("privacy.user.clip.norm", "clip_norm").replace("clip.max ", "clip.maximum ")
+            raise ConfigError(said.replace("privacy.user.clip.", "clipping.")) from error
+
+
+def check_search(clip: ClipConfig, count_stddev: float, cohort: float) -> None:
+    """Raises ConfigError if a clip norm is to be searched for, and noise on the bits would hide where it is."""
+    if clip.search_rate and count_stddev >= LARGEST_DOUBT * cohort:
+        raise ConfigError(
+            "clip_norm must be given, from public data: the share of norms within it has noise of standard deviation "
+            f"{count_stddev / cohort:.2g}, and {LARGEST_DOUBT:g} or more would hide a norm from search"
+        )
 
 
 def values_of(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
@@ -64,7 +110,11 @@ class LoopPlan:
     def __post_init__(self) -> None:
         for noise in set(self.noises):
             check_noise_multiplier(noise)
-        for clip_norm in {self.first_clip_norm} if isinstance(self.clips, AdaptiveClipping) else set(self.clips):
+        if isinstance(self.clips, AdaptiveClipping):
+            split_noise_multiplier(self.scale * max(self.noises), count_stddev=self.count_stddev)
+            check_search(self.clips.section(), self.count_stddev, self.batch_size)
+            return
+        for clip_norm in set(self.clips):
             check_clip(clip_norm, "clip_norm")
 
     @property
@@ -80,10 +130,14 @@ class LoopPlan:
     @property
     def first_clip_norm(self) -> float:
         """The clip norm of step 0."""
-        return self._adaptive(self.clips).first if isinstance(self.clips, AdaptiveClipping) else self.clips[0]
+        return self.clips.section().norm if isinstance(self.clips, AdaptiveClipping) else self.clips[0]
 
-    def _adaptive(self, clipping: AdaptiveClipping) -> AdaptiveNorm:
-        return AdaptiveNorm(clipping, self.batch_size, self.scale * max(self.noises))
+    @property
+    def count_stddev(self) -> float:
+        """The standard deviation of the noise on the sum of (b - 1/2), b = [norm <= C], of an adaptive clip norm C."""
+        given = self.clips.count_stddev if isinstance(self.clips, AdaptiveClipping) else None
+        largest = self.scale * max(self.noises)
+        return default_count_stddev(self.batch_size, noise_multiplier=largest) if given is None else given
 
     def noise_multiplier(self, step: int) -> float:
         """The noise of a step as a whole, over its clip norm; after the last step that of the last one."""
@@ -103,14 +157,20 @@ class LoopPlan:
     def released(
         self, total: Tensor, centred_count: Tensor, clip_norm: float, *, step: int, source: RandomSource
     ) -> tuple[Tensor, float]:
-        """The noised mean of a step, with noise for the clip norm that clipped, and the clip norm of the next step."""
+        """The noised mean of a step, with noise for the clip norm that clipped, and the clip norm of the next step.
+
+        Guarantee: with an adaptive clip norm C the sum of gradients is noised by z_sum * C, and the centred count, of
+        sensitivity 1/2, by `count_stddev`: together they cost one Gaussian of the step's multiplier (Andrew et al.
+        2021, Theorem 1).
+        """
         noise = self.noise_multiplier(step)
         if isinstance(self.clips, AdaptiveClipping):
-            norm = self._adaptive(self.clips)
-            on_count = Gaussian(norm.count_stddev / BIT_SENSITIVITY)
-            count = on_count.add_noise(centred_count, BIT_SENSITIVITY, source.child("step", step).child("count"))
-            following = norm.after(clip_norm, step=step, centred_count=float(count))
-            noise = split_noise_multiplier(noise, count_stddev=norm.count_stddev)
+            stddev, counting = self.count_stddev, source.child("step", step).child("count")
+            below = float(Gaussian(stddev / BIT_SENSITIVITY).add_noise(centred_count, BIT_SENSITIVITY, counting))
+            following, _ = self.clips.section().moved(
+                clip_norm, below, number=step, cohort=self.batch_size, count_stddev=stddev
+            )
+            noise = split_noise_multiplier(noise, count_stddev=stddev)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]
         return Gaussian(noise).add_noise(total, clip_norm, step_noise(source, step)).div_(self.batch_size), following

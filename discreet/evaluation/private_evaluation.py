@@ -21,7 +21,7 @@ from discreet.queries.query import Query, Sums
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
 from discreet.server.round import RoundSettings
 from discreet.server.run_folder import RunFolder, replace_file
-from discreet.settings.evaluation import EvaluationConfig
+from discreet.settings.data import EvaluationConfig
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:

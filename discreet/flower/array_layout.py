@@ -1,31 +1,46 @@
-"""The arrays of somebody else's Flower app as one vector of parameters, and back."""
+"""The arrays of somebody else's Flower app as one vector of parameters, and back; and the messages that hold them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from math import prod
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.flower.grid_transport import RoundMessages
 from discreet.flower.server_messages import all_finite
-from discreet.protocol.messages import MalformedMessage, header_of, shaped_floats_of
+from discreet.privacy.clipping import row_norms
+from discreet.protocol.masked_messages import ASKED, FROZEN
+from discreet.protocol.messages import (
+    TRAIN,
+    MalformedMessage,
+    TrainReply,
+    TrainRequest,
+    Work,
+    header_of,
+    request_items,
+    shaped_floats_of,
+)
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import ConfigError
 
 STATISTICS = ("running_mean", "running_var")
 FLOATS = ("float16", "float32", "float64")
 KEPT = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), *FLOATS)
-
 HALF = float(np.finfo("float16").max)
+ROUND = "server-round"  # as Flower's own strategies say it to clients
 
 Values = NDArray[Any]
+TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,7 @@ class ArrayPart:
 
     @property
     def size(self) -> int:
-        return prod(self.shape)
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +136,8 @@ class ArrayLayout:
 
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:
-    """The layout of the arrays that a run starts from.
-
-    Floats are learned unless one of the patterns `frozen`, as in file names, fits their name.
+    """The layout of the arrays that a run starts from. Floats are learned unless a pattern of `frozen`, as fnmatch has
+    them, fits their name.
 
     Raises:
       ConfigError: nothing is left to learn, a pattern fits no name, an array is of a dtype that has no place here, or
@@ -135,9 +149,15 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
             raise ConfigError(f"frozen={pattern} fits no array; there are {', '.join(values)}")
     parts = []
     for name, found in values.items():
-        fixed = any(fnmatchcase(name, pattern) for pattern in frozen)
-        parts.append(ArrayPart(name, found.shape, str(found.dtype), str(found.dtype) in FLOATS and not fixed))
-    _refuse_statistics(parts)
+        fixed, (layer, _, what) = any(fnmatchcase(name, pattern) for pattern in frozen), name.rpartition(".")
+        learned = str(found.dtype) in FLOATS and not fixed
+        if learned and what in STATISTICS:  # noised, a variance is negative soon; and such a layer mixes examples
+            raise ConfigError(
+                f"initial_arrays: {layer or name} keeps running statistics ({name}), as BatchNorm does: noise would "
+                "make them useless. Replace such layers by GroupNorm, discreet.to_group_norm(model) does so; or leave "
+                'the statistics as they are, which frozen=("*running_mean", "*running_var") asks for'
+            )
+        parts.append(ArrayPart(name, found.shape, str(found.dtype), learned))
     if not any(part.learned and part.size for part in parts):
         raise ConfigError(
             "initial_arrays must hold an array of floats that is not frozen: nothing would be learned. Models of trees "
@@ -158,14 +178,62 @@ def _initial(name: str, array: Array) -> Values:
     return values
 
 
-def _refuse_statistics(parts: Sequence[ArrayPart]) -> None:
-    """A running mean of activations is no change of parameters that noise leaves meaningful: noised, a variance is
-    negative soon. And a layer that uses them mixes the examples of a batch."""
-    for part in parts:
-        layer, _, what = part.name.rpartition(".")
-        if part.learned and what in STATISTICS:
-            raise ConfigError(
-                f"initial_arrays: {layer or part.name} keeps running statistics ({part.name}), as BatchNorm does: "
-                "noise would make them useless. Replace such layers by GroupNorm, discreet.to_group_norm(model) does "
-                'so; or leave the statistics as they are, which frozen=("*running_mean", "*running_var") asks for'
-            )
+@dataclass(frozen=True, eq=False)
+class FlowerMessages:
+    """Messages to the clients of a Flower app, as `flwr.serverapp.strategy.FedAvg` sends them.
+
+    Attributes:
+      config: sent to every client in every round, with the number of the round beside it; or a function that gives it
+        for the number of a round.
+      keys: of the two records, with the arrays and with the config.
+      metric: the name of the accuracy among what clients say of a model, if they are to rate any.
+      masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays, for
+        `secure_sum_mod`.
+    """
+
+    layout: ArrayLayout
+    config: TrainConfig
+    keys: tuple[str, str] = ("arrays", "config")
+    metric: str = "accuracy"
+    masked: tuple[ClientSettings, tuple[str, ...]] | None = None
+
+    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> RoundMessages:
+        """The messages of one round: training, or Flower's evaluate messages, by which clients rate a model."""
+        arrays = self.layout.record(params)
+        # What was sent, and not `params`: an array of float16 holds less.
+        sent = self.layout.vector(arrays)
+        given = self.config if isinstance(self.config, ConfigRecord) else self.config(number)
+        if not isinstance(given, ConfigRecord):
+            raise ConfigError(f"train_config must give a ConfigRecord for each round (got {given!r} for {number})")
+        # A NumPyClient reads the records of training and of evaluation by different names.
+        keys = [key if work.trains else key.replace("fitins.", "evaluateins.") for key in self.keys]
+        content = RecordDict(dict(zip(keys, (arrays, ConfigRecord({**given, ROUND: number})), strict=True)))
+        if self.masked is not None:
+            run, frozen = self.masked
+            content[ASKED] = ConfigRecord({**request_items(TrainRequest(number, clip_norm, run)), FROZEN: list(frozen)})
+        if not work.trains:
+            return RoundMessages(MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number))
+        return RoundMessages(
+            MessageType.TRAIN, self.layout.num_values, lambda _: content, partial(self._update, number, sent, clip_norm)
+        )
+
+    def _update(self, number: int, sent: Tensor, clip_norm: float, content: RecordDict) -> TrainReply:
+        """The difference of what came back to what was sent, and its bit. All else that a client says is not read."""
+        update = self.layout.difference(only_arrays(content, "the reply"), sent.numpy())
+        # The norm before any clipping: the bit says whether this client would have been clipped.
+        return TrainReply(number, update, float(row_norms(update.unsqueeze(0))[0]) <= clip_norm)
+
+    def _rating(self, number: int, content: RecordDict) -> TrainReply:
+        """The answer of a client with this accuracy."""
+        value = next((record[self.metric] for record in content.values() if self.metric in record), None)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value!r})")
+        return TrainReply(number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))
+
+
+def only_arrays(content: RecordDict, what: str) -> ArrayRecord:
+    """The one record of arrays of a content. Raises MalformedMessage: there is another number of them."""
+    records = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    if len(records) != 1:
+        raise MalformedMessage(f"{what} must hold one record of arrays (got {len(records)})")
+    return records[0]

@@ -1,25 +1,41 @@
-"""Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they come."""
+"""Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they come.
+
+Flower stores equal pieces of an array once and joins them when it unpacks a message, so a node can make gigabytes of
+ten megabytes. Here a reply's size is known before anything is unpacked, and pulling stops at the limit. The SuperLink,
+which knows the node, says to which message it replied; the reply itself may say anything.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Array, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.superlink.grid import InMemoryGrid
 from flwr.superlink.grid.http_grid import HttpGrid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
-from discreet.flower.pulled_replies import pull_replies
 from discreet.protocol.messages import REFUSED_CODE, TRAIN, MalformedMessage, TrainReply, VirtualClient, Work
 from discreet.server.transport import Failure, MessagesTooLarge
 
@@ -32,6 +48,8 @@ PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 
 MOST_BYTES_EACH, MORE_BYTES = 8, 2**20  # of a reply: for each value, as a float64, and for what is beside the values
 PUSH_AT_ONCE = 4  # messages: Flower announces all of them first, and nodes ask for content again until it is there
 POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
+# What Flower's parts raise of contents that a node made up.
+UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, DecodeError)
 
 
 @dataclass(frozen=True)
@@ -61,12 +79,11 @@ class Messages(Protocol):
 
 @dataclass(frozen=True)
 class Sending:
-    """Flower's type of messages, the round in their metadata, the values in a reply, and what they are, in words."""
+    """The round in the metadata of messages, the values in a reply, and Flower's type of the messages."""
 
-    kind: str
     group: str
     reply_size: int
-    what: str
+    kind: str = MessageType.TRAIN
 
 
 @dataclass
@@ -93,11 +110,8 @@ class GridTransport:
     nodes: list[int] = field(default_factory=list)
 
     def available_clients(self) -> Sequence[int]:
-        """Virtual clients, or the connected nodes.
-
-        A later round waits for one node only: one without anybody would spend budget on nothing, and a node that is
-        gone for good must not stop the others. While more nodes are connected than clients are declared it waits too:
-        one may be a client's second, and delta is for the declared number.
+        """Virtual clients, or the connected nodes. A later round waits for one node only: a node that is gone for good
+        must not stop the others. Of more nodes than clients are declared one may be a client's second: it waits.
 
         Raises:
           TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
@@ -129,7 +143,7 @@ class GridTransport:
         return None
 
     def _wait_for_workers(self, nodes: Sequence[int]) -> None:
-        """Until one client for each of Flower's workers has refused to evaluate: that tells that they are there."""
+        """Waits until one client for each of Flower's workers has refused to evaluate: they are there."""
         logger.info("starting Ray, which trains the clients")
         asked = [Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes]
         waiting = set(self.grid.push_messages(asked))
@@ -150,15 +164,11 @@ class GridTransport:
         """
         asked = self.messages.of_round(round_number, params, clip_norm, work)
         contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
-        what = f"round {round_number} to {len(cohort)} nodes, {params.numel()} parameters each"
-        for client, answer in self.exchange(contents, Sending(asked.kind, str(round_number), asked.reply_size, what)):
-            if not isinstance(answer, Failure):
-                try:
-                    yield replace(asked.reply(answer), client=client)
-                    continue
-                except MalformedMessage as error:
-                    answer = Failure(client, "malformed", str(error))
-            yield answer
+        for client, answer in self.exchange(contents, Sending(str(round_number), asked.reply_size, asked.kind)):
+            try:
+                yield answer if isinstance(answer, Failure) else replace(asked.reply(answer), client=client)
+            except MalformedMessage as error:
+                yield Failure(client, "malformed", str(error))
 
     def virtual_client(self, client: int) -> VirtualClient | None:
         """The virtual client that a message is for; None if it goes to a node."""
@@ -206,8 +216,8 @@ class GridTransport:
             # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
             if len(numbers) != len(messages):
                 raise MessagesTooLarge(
-                    f"the messages of {sending.what}, were refused as too large (HTTP 413): raise the limit of what "
-                    "stands before the SuperLink, or take a smaller model"
+                    f"the messages of round {sending.group} were refused as too large (HTTP 413): raise the limit of "
+                    "what stands before the SuperLink, or take a smaller model"
                 )
             for number, (client, _) in zip(numbers, some, strict=True):
                 if number:
@@ -217,8 +227,7 @@ class GridTransport:
         return waiting
 
     def _pull(self, numbers: Sequence[str], reply_size: int) -> Iterator[tuple[str, Message | Failure]]:
-        """The replies that are there, with the numbers of what they reply to, by a few messages at a time: what is held
-        does not grow with the cohort, nor with what a node sends."""
+        """The replies that are there, with the numbers of what they reply to; a few at a time are held."""
         at_once = max(1, PULL_FLOATS // reply_size)
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
@@ -231,22 +240,73 @@ class GridTransport:
                 yield message.metadata.reply_to_message_id, message
 
 
+def pull_replies(grid: HttpGrid, numbers: Sequence[str], *, most: int) -> Iterator[tuple[str, Message | Failure]]:
+    """The replies that are there to these messages, each with the number of its message, as `HttpGrid.pull_messages`
+    gives them. One of more than `most` bytes, packed or unpacked, is a failure, of the client 0."""
+    client, run_id = grid._runtime_client, grid.run.run_id
+    answer = client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
+    pull = make_pull_object_fn_protobuf(client.PullObject, grid.node, run_id)
+    for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+        number, name = head.metadata.reply_to_message_id, head.metadata.message_id
+        try:
+            reply: Message | Failure = _unpacked(name, _pulled(tree, pull, most), most)
+        except ObjectPullError as error:
+            yield number, Failure(0, "late", f"its content never came: {error}")
+            continue
+        except MalformedMessage as error:
+            reply = Failure(0, "malformed", str(error))
+        received = ConfirmMessageReceivedRequest(node=grid.node, run_id=run_id, message_object_id=name)
+        client.ConfirmMessageReceived(received)
+        yield number, reply
+
+
+def _pulled(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> dict[str, bytes]:
+    """The contents of a message's objects by their numbers; MalformedMessage as soon as they are more than `most`."""
+    size, lock = 0, threading.Lock()  # Flower pulls in several threads
+
+    def counted(name: str) -> bytes:
+        nonlocal size
+        content = pull(name)
+        with lock:
+            size += len(content)
+        if size > most:
+            raise MalformedMessage(f"the reply has more than {most} bytes, the most that what was asked can take")
+        return content
+
+    return pull_objects([*{part.object_id: None for part in iterate_object_tree(tree)}], counted)
+
+
+def _unpacked(name: str, contents: dict[str, bytes], most: int) -> Message:
+    try:
+        size = sum(_unpacked_size(content, contents) for content in contents.values())
+        message = inflate_object_from_contents(name, contents) if size <= most else None
+    except UNREADABLE as error:
+        raise MalformedMessage(f"the reply can't be unpacked: {error}") from error
+    if message is None:
+        raise MalformedMessage(f"the reply unpacks to {size} bytes, of {most} that what was asked can take")
+    if not isinstance(message, Message):
+        raise MalformedMessage(f"the reply is a {type(message).__name__}, no message")
+    message.metadata.__dict__["_message_id"] = name
+    return message
+
+
+def _unpacked_size(content: bytes, contents: Mapping[str, bytes]) -> int:
+    """The bytes that an object takes. An array names each of its pieces as often as it holds it."""
+    kind, children, _ = get_object_head_values_from_object_content(content)
+    if kind != Array.__qualname__:
+        return len(content)
+    places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+    return len(content) + sum(len(contents[children[place]]) for place in places)
+
+
 def looks(timeout: float) -> Iterator[float]:
     """When to look: the seconds waited so far, with pauses between, until the deadline has passed."""
     started, waited = time.monotonic(), 0.0
     while waited <= timeout:
         waited = time.monotonic() - started
         yield waited
-        time.sleep(min(pause_after(waited), max(0.0, timeout - waited)))
-
-
-def pause_after(waited: float) -> float:
-    """Seconds until the next look, after so many of waiting.
-
-    >>> pause_after(0.0), pause_after(4.0), pause_after(600.0)
-    (0.05, 0.2, 0.5)
-    """
-    return min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
+        pause = min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
+        time.sleep(min(pause, max(0.0, timeout - waited)))
 
 
 def read(message: Message, client: int) -> RecordDict | Failure:

@@ -12,16 +12,16 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from flwr.app import MessageType, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor
 
 from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending
 from discreet.flower.server_messages import read_masking_reply, read_member
 from discreet.masking.agreement import Abandoned
-from discreet.masking.server import Exchange, MaskingServer, Opened
+from discreet.masking.server import Exchange, MaskingServer
 from discreet.masking.wire import MalformedBytes, Stage, read_request
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import UnopenedSum
@@ -62,7 +62,6 @@ class MaskedTransport:
     number: int = 1
     makes_sums: ClassVar[bool] = True
     _server: MaskingServer | None = field(default=None, repr=False)
-    _told: bool = field(default=False, repr=False)
 
     def available_clients(self) -> Sequence[int]:
         """As `GridTransport.available_clients`."""
@@ -84,13 +83,10 @@ class MaskedTransport:
         said = asked_bytes(TrainRequest(round_number, clip_norm, self.run, work=work))
         exchange = self._masking().begin(self.number, then=then, asked=said)
         while exchange.stage is not Stage.UNMASK:
-            if exchange.stage is Stage.MASKED:
-                alive = self._send(exchange, asked, cohort=cohort, missing=missing)
-            else:
-                self._send(exchange, None, cohort=cohort, missing=missing)
-            following = _closed(exchange, missing)
-            assert isinstance(following, Exchange)
-            exchange = following
+            masked = exchange.stage is Stage.MASKED
+            taken = self._send(exchange, asked if masked else None, cohort=cohort, missing=missing)
+            alive = taken if masked else alive
+            exchange = _closed(exchange, missing)
         yield from [failure for client, failure in missing.items() if client in set(cohort)]
         yield UnopenedSum(partial(self._open, exchange, cohort, missing), alive)
 
@@ -98,9 +94,7 @@ class MaskedTransport:
         """The shares of who is left, and what they open. Whatever comes of it, this sum's number is used up."""
         self.number += 1
         self._send(exchange, None, cohort=cohort, missing=missing)
-        opened = _closed(exchange, missing)
-        assert isinstance(opened, Opened)
-        return self.vector.centred(torch.from_numpy(opened.total))
+        return self.vector.centred(torch.from_numpy(_closed(exchange, missing).total))
 
     def _masking(self) -> MaskingServer:
         """The server's side of all sums of this run, made when the names of all nodes are known."""
@@ -110,6 +104,7 @@ class MaskedTransport:
                 raise RoundAbandoned("no node has said who it is")
             if len(lists) != 1:
                 raise RoundAbandoned(f"the nodes have {len(lists)} different lists of peers: give all of them the same")
+            logger.info("a masked vector has %d values modulo 2^%d", self.vector.length, self.vector.bits)
             self._server = MaskingServer(terms_of(secrets.token_hex(16), self.run, self.vector), lists.pop())
         return self._server
 
@@ -117,7 +112,7 @@ class MaskedTransport:
         """Asks clients that are not known yet who they are."""
         new = [client for client in cohort if client not in self.members_of]
         contents = ((client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))})) for client in new)
-        for client, reply in self.asking.exchange(contents, Sending(MessageType.TRAIN, group, SMALL, "who nodes are")):
+        for client, reply in self.asking.exchange(contents, Sending(group, SMALL)):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply
@@ -144,20 +139,15 @@ class MaskedTransport:
         requests = {clients[name]: each for name, each in exchange.requests.items() if name in clients}
         needed = [client for client, each in requests.items() if exchange.round in _rounds_of(each)]
         messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
-        what = f"the stage {exchange.stage.name} to {len(requests)} nodes, {self.vector.num_params} parameters each"
         size = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
-        sending = Sending(MessageType.TRAIN if asked is None else asked.kind, str(exchange.round), size, what)
         taken = 0
-        for client, reply in self.asking.exchange(messages, sending, needed=needed):
+        for client, reply in self.asking.exchange(messages, Sending(str(exchange.round), size), needed=needed):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply
                     continue
-                answer = read_masking_reply(reply)
-                exchange.take(names[client], answer)
+                exchange.take(names[client], read_masking_reply(reply))
                 taken += 1
-                if asked is not None:
-                    self._tell(len(answer))
             except (MalformedMessage, MalformedBytes) as error:
                 missing[client] = Failure(client, "malformed", str(error))
         return taken
@@ -166,15 +156,6 @@ class MaskedTransport:
         virtual = self.virtual(client)
         content = RecordDict() if asked is None else asked.request(virtual)
         return RecordDict({**content, MASKING: masking_record(request, virtual)})
-
-    def _tell(self, size: int) -> None:
-        """Says once how many bytes a masked vector takes."""
-        if not self._told:
-            self._told = True
-            logger.info(
-                "a masked vector is %d bytes: %d values modulo 2^%d, %.2f bits each on the wire",
-                *(size, self.vector.length, self.vector.bits, 8 * size / self.vector.length),
-            )
 
 
 def transport_of(
@@ -188,7 +169,8 @@ def transport_of(
     return MaskedTransport(asking, mechanism.sum(plan.sizes), plan.run, virtual or asking.virtual_client)
 
 
-def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Exchange | Opened:
+def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Any:
+    """The exchange that follows, or after the last one what was `Opened`."""
     try:
         return exchange.close()
     except Abandoned as error:

@@ -9,8 +9,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
-from discreet.flower.array_layout import layout_of
-from discreet.flower.flower_messages import only_arrays
+from discreet.flower.array_layout import layout_of, only_arrays
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
@@ -73,12 +72,10 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     message.content = content
 
     def work(sums: SecureSum) -> Tensor:
-        """The clipped difference of what the app returns to what it was sent, and its bit. The app is not called if the
-        owner's policy forbids it, or the run is not one at user level."""
+        """The clipped difference of what the app returns to what it was sent, and its bit."""
         mechanism = masked_mechanism(request.run)
         if mechanism is None or mechanism.guarantee != USER:
             raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
-        # The number of examples is the app's own matter, and at user level nothing depends on it.
         admit_one(request, data_owner, 0, accounts=accounts, policy=policy)
         trained = only_arrays(call_next(message, context).content, "the app's reply")
         update = layout.difference(trained, params.numpy().astype(np.float32))

@@ -36,13 +36,8 @@ from discreet.settings.client_settings import ClientSettings
 
 @dataclass(frozen=True)
 class OwnMessages:
-    """The messages to clients of Discreet, which answer queries as they train.
-
-    Attributes:
-      run: what the run asks of them, the same in every round.
-      lengths: of the answer to a query, by its name.
-      frozen: the digest of the model's frozen values.
-    """
+    """The messages to clients of Discreet. `lengths`: of the answer to a query, by its name; `frozen`: the digest of
+    the model's frozen values."""
 
     run: ClientSettings
     lengths: Mapping[str, int] = field(default_factory=dict)
@@ -50,10 +45,8 @@ class OwnMessages:
 
     def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> RoundMessages:
         """The messages of one round; the parameters are encoded once."""
-        asked, parameters = (
-            TrainRequest(number, clip_norm, self.run, work=work, frozen=self.frozen),
-            parameters_record(params),
-        )
+        asked = TrainRequest(number, clip_norm, self.run, work=work, frozen=self.frozen)
+        parameters = parameters_record(params)
         num_params, answer_size = params.numel() if work.trains else 0, self.lengths[work.query] if work.query else 0
         return RoundMessages(
             MessageType.TRAIN,
@@ -120,11 +113,7 @@ def read_masking_reply(content: RecordDict) -> bytes:
 
 
 def read_member(content: RecordDict) -> Member:
-    """The node that answers and its peers, as `masked_messages.member_content` wrote them.
-
-    Raises:
-      MalformedMessage: it holds something else, or a name that is not among the peers.
-    """
+    """The node that answers and its peers, as `masked_messages.member_content` wrote them, or MalformedMessage."""
     record = content.get(MASKING)
     name, peers = (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)
     if not isinstance(name, str) or not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
@@ -136,10 +125,7 @@ def read_member(content: RecordDict) -> Member:
 
 
 def all_finite(values: NDArray[np.float32]) -> bool:
-    """True if all values (n,) are finite.
-
-    A finite sum of squares proves it quickly; otherwise each value is looked at.
-    """
+    """True if all values (n,) are finite. A finite sum of squares proves it quickly."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())
 

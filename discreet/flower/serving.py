@@ -60,7 +60,7 @@ def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
 
 
 def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | None = None) -> None:
-    """One run. What is wrong with the configuration ends it with one line, before any client is asked."""
+    """One run; what ends it early is said in one line."""
     log_to(sys.stdout)
     try:
         config = config_of(context, bundle=bundle)
@@ -71,14 +71,8 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
 
 
 def config_of(context: Context, *, bundle: Path | None = None) -> Settings:
-    """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES).
-
-    Args:
-      bundle: a project's, which has a conf/ of its own. None: `discreet.settings.places.conf_folder`.
-
-    Raises:
-      ConfigError: also for a bundle that holds another Discreet than the one that is installed here.
-    """
+    """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES). `bundle`: a
+    project's, which has a conf/ of its own. Raises ConfigError, also for one with a Discreet of its own."""
     if bundle is not None and (bundle / "discreet").exists():
         raise ConfigError("this run brings a package discreet of its own: leave it out of fab-include")
     words, machine = str(context.run_config.get("overrides", "")), os.environ.get(OVERRIDES_VARIABLE, "")
@@ -87,13 +81,8 @@ def config_of(context: Context, *, bundle: Path | None = None) -> Settings:
 
 
 def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
-    """Trains over a grid and writes the run folder.
-
-    Raises:
-      ConfigError, LedgerError: before anything has started.
-      MessagesTooLarge, TimeoutError: the messages are refused, or too few nodes are connected; what is done is kept,
-        and can be resumed.
-    """
+    """Trains over a grid and writes the run folder. Raises ConfigError or LedgerError before anything has started;
+    MessagesTooLarge or TimeoutError, after which what is done is kept and can be resumed."""
     simulated = isinstance(grid, InMemoryGrid)
     if not simulated:
         check_secure(config.seed)

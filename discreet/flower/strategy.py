@@ -15,44 +15,43 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.superlink.grid import InMemoryGrid
 
 import discreet
-from discreet.flower.array_layout import ArrayLayout, layout_of
-from discreet.flower.flower_app import EvaluateFn, ServerEvaluation, open_app, refuse_evaluation
-from discreet.flower.flower_messages import FlowerMessages, TrainConfig
+from discreet.flower.array_layout import ArrayLayout, FlowerMessages, TrainConfig, layout_of
+from discreet.flower.flower_app import UNSEEN, EvaluateFn, evaluation_by, keep_arrays, planned_app
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import MaskedTransport, transport_of
 from discreet.flower.simulated_clients import set_up_simulation
 from discreet.flower.strategy_settings import (
+    EVALUATED,
     CentralGaussian,
     PrivateEvaluation,
     flower_settings,
+    said,
     said_in_arguments,
-    said_of,
 )
 from discreet.logs import log_to
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.protocol.messages import VirtualClient
-from discreet.server.run_context import RunContext, close_run, interruptible, say_how_it_ended
+from discreet.queries.scores import EvaluationResult, unrated
+from discreet.server.run_context import RunContext, close_run, interruptible, open_run, say_how_it_ended
 from discreet.server.server_optimizer import ServerOptimizer
-from discreet.server.state import Outcome
+from discreet.server.session import check_secure
+from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import require
 from discreet.settings.training import FLOWER_APP
 
 logger = logging.getLogger("discreet")
 
-ITSELF = "DPFedAvg does its rounds itself, since sampling, clipping, noise and ledger belong together"
-# What people override a part for, and how it is done here.
-INSTEAD = {
-    "configure_train": "give start a train_config that is a function of the round",
-    "aggregate_train": "give on_round=..., which is called after each round",
-    "configure_evaluate": "give start an evaluate_fn, or private_evaluation=...",
-    "aggregate_evaluate": "give start an evaluate_fn, or private_evaluation=...",
-}
+PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+ITSELF = (
+    "DPFedAvg does its rounds itself, since sampling, clipping, noise and ledger belong together: call start, with a "
+    "train_config that is a function of the round, an evaluate_fn, on_round=... or private_evaluation=..."
+)
 
 
 def _refuse_part(*_: object, **__: object) -> NoReturn:
     """A strategy around this one, or a loop of one's own, could send and add up what no ledger knows of."""
-    raise NotImplementedError(f"{ITSELF}: call start, for a strategy around it could take them apart")
+    raise NotImplementedError(ITSELF)
 
 
 class DPFedAvg(Strategy):
@@ -132,10 +131,9 @@ class DPFedAvg(Strategy):
     ) -> None:
         given = locals()
         self._refuse_overrides()
-        says = said_of(mechanism)
-        with said_in_arguments(says):
-            config = flower_settings(given)
-        self.config, self.says, self.on_round = config, says, on_round
+        with said_in_arguments():
+            self.config = flower_settings(given)
+        self.on_round = on_round
         self.frozen = (frozen,) if isinstance(frozen, str) else tuple(frozen)
         self.keys = (arrayrecord_key, configrecord_key)
         self.metric = private_evaluation.metric if private_evaluation else ""
@@ -177,16 +175,33 @@ class DPFedAvg(Strategy):
         self._refuse_overrides()
         _make_log_visible()
         simulated, result = isinstance(grid, InMemoryGrid), Result()
+        evaluate = evaluation_by(evaluate_fn, result.evaluate_metrics_serverapp)
         with ExitStack() as held:
-            with said_in_arguments(self.says):
-                refuse_evaluation(initial_arrays, evaluate_config, evaluate_fn, private=self.config.evaluation.private)
+            with said_in_arguments():
+                private, kind = self.config.evaluation.private, type(initial_arrays).__name__
+                two = "left out with private_evaluation: a row has place for one accuracy"
+                require(not (private and evaluate_fn), "evaluate_fn", two, evaluate_fn)
+                require(isinstance(initial_arrays, ArrayRecord), "initial_arrays", "an ArrayRecord", kind)
+                require(not evaluate_config, "evaluate_config", f"left out: {EVALUATED}", evaluate_config)
                 server = replace(self.config.server, round_timeout=timeout)
                 asked = replace(self.config, rounds=num_rounds, server=server)
-                evaluation = ServerEvaluation(evaluate_fn, layout_of(initial_arrays, frozen=self.frozen))
-                run = open_app(asked, initial_arrays, evaluation, simulated=simulated, held=held)
-            layout, run = evaluation.layout, replace(run, says=self.says)
+                if not simulated:
+                    check_secure(asked.seed)
+                layout = layout_of(initial_arrays, frozen=self.frozen)
+                plan, layout = planned_app(asked, initial_arrays, layout, evaluate)
+                opened = open_run(plan, params=layout.vector(initial_arrays), simulated=simulated, held=held)
+                run = replace(opened, says=said)
+                keep_arrays(run.folder, layout, plan.chance_loss)
             transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
-            after = evaluation.after(run.plan.query)
+            logger.info("metrics and numbers of examples that clients report are not read: they are not private")
+            if evaluate_fn is None and not private:
+                logger.warning("%s", UNSEEN)
+
+            def after(state: State) -> EvaluationResult:
+                if plan.query is not None:
+                    return unrated(plan.query.names())
+                return evaluate(state.round, layout.record(state.params))
+
             with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
                 outcome = TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round).run()
                 result.arrays = layout.record(outcome.model.params)
@@ -194,7 +209,6 @@ class DPFedAvg(Strategy):
                 close_run(run, outcome, result.arrays.to_torch_state_dict(), metadata)
                 say_how_it_ended(run, outcome)
         self.outcome = outcome
-        result.evaluate_metrics_serverapp.update(evaluation.found)
         return result
 
     def _transport(
@@ -210,7 +224,7 @@ class DPFedAvg(Strategy):
             population_size=plan.run.user.population_size,
             min_nodes=plan.min_nodes,
             in_every_round=True,
-            says=self.says,
+            says=said,
         )
         if masked is None or not isinstance(grid, InMemoryGrid):
             return transport_of(plan, transport)
@@ -220,14 +234,10 @@ class DPFedAvg(Strategy):
         )
 
     def _refuse_overrides(self) -> None:
-        """Raises ConfigError if a part of a round was replaced, by a subclass or on the object: nobody would call it,
-        see `_refuse_part`."""
-        for name, instead in INSTEAD.items():
-            if getattr(getattr(self, name), "__func__", None) is not vars(DPFedAvg)[name]:
-                raise ConfigError(
-                    f"{name} must be DPFedAvg's own (got that of {type(self).__name__}), which is never called: "
-                    f"{ITSELF}. Instead {instead}"
-                )
+        """Raises ConfigError if a part of a round was replaced, by a subclass or on the object: nobody calls it."""
+        for name in PARTS:
+            own = getattr(getattr(self, name), "__func__", None) is _refuse_part
+            require(own, name, f"DPFedAvg's own, for it is never called: {ITSELF}", f"that of {type(self).__name__}")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse_part
     initialize_parameters = _refuse_part  # what a server of Flower's first API asks a strategy for

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
-from discreet.dpsgd.adaptive_norm import LARGEST_DOUBT, AdaptiveClipping
+from discreet.dpsgd.loop_plan import AdaptiveClipping
 from discreet.ledger.durable_ledger import LedgerError
-from discreet.mechanisms.central_gaussian import count_stddev
-from discreet.mechanisms.mechanism import expected_cohort
-from discreet.server.plan import Plan
 from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import PLAIN, SECURE
-from discreet.settings.rules import ConfigError, require
+from discreet.settings.rules import ConfigError, did_you_mean, require
 from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
 
@@ -111,24 +107,17 @@ class PrivateEvaluation:
 
 
 EVALUATED = "what clients report of their own data is not private. Evaluate on data of the server's own by evaluate_fn"
+# Arguments of Flower's FedAvg that privacy can't honour, and why.
 REFUSED = {
-    "fraction_evaluate": f"0: {EVALUATED}",
-    "min_evaluate_nodes": f"0: {EVALUATED}",
-    "evaluate_metrics_aggr_fn": f"left out: {EVALUATED}",
-    "train_metrics_aggr_fn": f"left out: {EVALUATED}",
-    "weighted_by_key": "left out: weights by numbers that clients report would make one client count for more than the "
-    "noise is for; all count the same",
+    **dict.fromkeys(("fraction_evaluate", "min_evaluate_nodes"), EVALUATED),
+    **dict.fromkeys(("evaluate_metrics_aggr_fn", "train_metrics_aggr_fn"), EVALUATED),
+    "weighted_by_key": "weights that clients report would make one count for more than the noise is for",
 }
 # What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other steps.
-HINTS = {
-    **dict.fromkeys(
-        (each.name for kind in (MaskedGaussian, CorrelatedNoise) for each in fields(kind)),
-        ": it is one of the mechanism, such as CentralGaussian({}=...)",
-    ),
-    "proximal_mu": ': clients read it from start(train_config=ConfigRecord({{"proximal-mu": ...}}))',
-    **dict.fromkeys(
-        ("eta", "beta_1", "beta_2", "tau"), ": give server_optimizer=discreet.ServerAdam({}=...) or ServerYogi"
-    ),
+ELSEWHERE = {
+    **{each.name: "mechanism" for kind in (MaskedGaussian, CorrelatedNoise) for each in fields(kind)},
+    **dict.fromkeys(("eta", "beta_1", "beta_2", "tau"), "server_optimizer, a discreet.ServerAdam or ServerYogi"),
+    "proximal_mu": "clients, in the train_config of start",
 }
 # The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
 GIVEN = {
@@ -153,6 +142,7 @@ ARGUMENTS = {
     **{f"server.{name}": f"server_optimizer.{name}" for name in ("learning_rate", "momentum", "shrink_with_noise")},
     **{f"evaluation.{name}": f"private_evaluation.{name}" for name in ("every", "noise_multiplier")},
     **{f"privacy.user.clip.{field.name}": f"clipping.{field.name}" for field in fields(AdaptiveClipping)},
+    "privacy.user.clip.norm": "clip_norm",
     "privacy.user.clip.max": "clipping.maximum",
     "privacy.user.clip.kind": "clipping",
     "privacy.user.aggregation": "mechanism",
@@ -163,70 +153,55 @@ ARGUMENTS = {
 }
 SETTING = re.compile(r"\brounds(?==| must)|\bresume=true|\b[a-z]\w*(?:\.\w+)+(?:=secure)?")
 
-Says = Callable[[str], str]
 
+def said(message: str) -> str:
+    """A message that calls settings as the arguments of the strategy, or of its mechanism, are called.
 
-def said_of(mechanism: object) -> Says:
-    """A function that names settings in a message as the strategy's arguments, or those of its mechanism, are named.
-
-    >>> said_of(None)("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
+    >>> said("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
     'clip_norm must be within [1e-09, 1e+09] (got 0.0)'
     """
-    arguments = {**ARGUMENTS, "privacy.user.clip.norm": "clip_norm"} if mechanism is None else ARGUMENTS
-    return partial(SETTING.sub, lambda found: arguments.get(found[0], found[0]))
+    return SETTING.sub(lambda found: ARGUMENTS.get(found[0], found[0]), message)
 
 
 @contextmanager
-def said_in_arguments(says: Says) -> Iterator[None]:
+def said_in_arguments() -> Iterator[None]:
     """Names the argument in errors that the block raises about a setting."""
     try:
         yield
     except (ConfigError, LedgerError) as error:
-        raise type(error)(says(str(error))) from error
+        raise type(error)(said(str(error))) from error
 
 
-def _refuse_what_is_not_private(given: Mapping[str, Any]) -> None:
-    flower = given["flower"]
-    for name, value in flower.items():
-        if name in REFUSED and value not in (None, 0):
-            raise ConfigError(f"{name} must be {REFUSED[name]}")
-        if name not in (*REFUSED, "min_train_nodes"):
-            close = difflib.get_close_matches(name, given, n=1)
-            hint = HINTS.get(name, f"; did you mean {close[0]}?" if close else "").format(name)
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Raises for arguments of Flower's strategies that can't be honoured, and for those that there are none of."""
+    for name, value in given["flower"].items():
+        if name in REFUSED:
+            require(value in (None, 0), name, f"left out, None or 0: {REFUSED[name]}", value)
+        elif name != "min_train_nodes":
+            hint = f": give it to {ELSEWHERE[name]}" if name in ELSEWHERE else did_you_mean(name, given)
             raise TypeError(f"DPFedAvg has no argument {name}{hint}")
-    least, available = flower.get("min_train_nodes", 0), given["min_available_nodes"]
-    everybody = given["fraction_train"] == 1 and given["sampling"] in ("poisson", "everyone")
-    if least != 0 and not (everybody and least <= available):
-        raise ConfigError(
-            f"min_train_nodes must be 0 (got {least}): each node is drawn by itself, so a cohort may be small or even "
-            "empty, and filling it up would change the sampling that is accounted for. min_available_nodes says how "
-            "many nodes to wait for"
-        )
-    population = given["population_size"]
-    if population is None:
-        raise ConfigError(
-            "population_size must be given: how many nodes there may be, a number that is public. The average is over "
-            "fraction_train * population_size, and delta must be below 1 / population_size"
-        )
-    require(1 <= available <= population, "min_available_nodes", f"within [1, population_size={population}]", available)
+    drawn, share = given["sampling"], given["fraction_train"]
+    if drawn in ("everyone", "cyclic"):
+        require(share == 1, "fraction_train", f"1 with sampling={drawn}", share)
+    least, available = given["flower"].get("min_train_nodes", 0), given["min_available_nodes"]
+    rule = "0: a cohort that is filled up is not the one that is accounted for. min_available_nodes waits for nodes"
+    asks_all = share == 1 and drawn in ("poisson", "everyone")
+    require(least == 0 or (asks_all and least <= available), "min_train_nodes", rule, least)
 
 
 def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
     """The mechanism that is given, or the one that the short forms mean."""
-    mechanism, epsilon = given["mechanism"], given["target_epsilon"]
+    mechanism = given["mechanism"]
+    short = {name: given[name] for name in ("target_epsilon", "delta", "clip_norm") if given[name] is not None}
     if mechanism is None:
-        if epsilon is None:
-            raise ConfigError(
-                "target_epsilon must be given, or mechanism, such as discreet.CentralGaussian(noise_multiplier=1.0)"
-            )
-        delta = {} if given["delta"] is None else {"delta": given["delta"]}
-        return CentralGaussian(target_epsilon=epsilon, clipping=AdaptiveClipping(given["clip_norm"]), **delta)
+        named = "target_epsilon" in short
+        require(named, "target_epsilon", "given, or mechanism, such as discreet.CentralGaussian(...)", None)
+        return CentralGaussian(clipping=AdaptiveClipping(short.pop("clip_norm", None)), **short)
     if not isinstance(mechanism, CentralGaussian):
         kinds = "CentralGaussian, CorrelatedNoise or MaskedGaussian"
         raise ConfigError(f"mechanism must be a {kinds} (got {type(mechanism).__name__})")
-    for name in ("target_epsilon", "delta", "clip_norm"):
-        if given[name] is not None:
-            raise ConfigError(f"{name} and mechanism are both given: the mechanism has its own")
+    for name, value in short.items():
+        require(False, name, "left out with a mechanism, which has its own", value)
     return mechanism
 
 
@@ -237,13 +212,10 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
       ConfigError: one is of the wrong type, out of range or not private, or two contradict each other.
       TypeError: there is no such argument.
     """
-    _refuse_what_is_not_private(given)
-    if given["sampling"] in ("everyone", "cyclic") and given["fraction_train"] != 1:
-        raise ConfigError(f"fraction_train must be 1 with sampling={given['sampling']} (got {given['fraction_train']})")
-    mechanism = _mechanism(given)
+    _refuse(given)
+    mechanism, rating = _mechanism(given), given["private_evaluation"]
     asked, masked = {**given, **asdict(mechanism)}, isinstance(mechanism, MaskedGaussian)
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
-    rating = given["private_evaluation"]
     if rating is not None:
         why = "another app's metrics are not masked"
         require(not masked, "private_evaluation", f"None with mechanism=MaskedGaussian: {why}", rating)
@@ -255,16 +227,14 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
         "privacy.user.aggregation": SECURE if masked else PLAIN,
         "privacy.user.clip": _clip(mechanism.clipping),
     }
-    return parse_config(_nested(settings))
-
-
-def _nested(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Settings by their sections."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in settings.items():
         *path, name = key.split(".")
-        reduce(lambda section, part: section.setdefault(part, {}), path, found)[name] = value
-    return found
+        reduce(lambda section, part: section.setdefault(part, {}), path, nested)[name] = value
+    config, least = parse_config(nested), given["min_available_nodes"]
+    rule = f"within [1, population_size={config.population_size}]"
+    require(least <= config.population_size, "min_available_nodes", rule, least)
+    return config
 
 
 def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
@@ -273,17 +243,4 @@ def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
         return {"kind": "fixed", "norm": clipping.norm}
     if not isinstance(clipping, AdaptiveClipping):
         raise ConfigError(f"clipping must be an AdaptiveClipping or a FixedClipping (got {type(clipping).__name__})")
-    norm, most, search_rate = clipping.start
-    asked = {name: value for name, value in asdict(clipping).items() if name != "maximum"}
-    return {"kind": "adaptive", **asked, "norm": norm, "max": most, "search_rate": search_rate}
-
-
-def check_search(plan: Plan) -> None:
-    """Raises ConfigError if the clip norm is to be searched for, and noise on the bits would hide where it is."""
-    share = (count_stddev(plan.run) or 0.0) / expected_cohort(plan.run)
-    if plan.clip.search_rate and share >= LARGEST_DOUBT:
-        raise ConfigError(
-            "privacy.user.clip.norm must be given, as long as a node's difference is, by public data: the share of "
-            f"differences within it can't be told, for its noise has a standard deviation of {share:.2g}, and "
-            f"{LARGEST_DOUBT:g} or more is too much to search by"
-        )
+    return asdict(clipping.section())

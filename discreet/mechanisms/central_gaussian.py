@@ -18,12 +18,7 @@ from discreet.mechanisms.mechanism import (
     expected_cohort,
     shared_examples,
 )
-from discreet.privacy.quantile import (
-    BIT_SENSITIVITY,
-    QuantileEstimator,
-    default_count_stddev,
-    split_noise_multiplier,
-)
+from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
@@ -203,17 +198,8 @@ class UserPrivacy(ServerRelease):
         constants and of the round."""
         if self.count_stddev is None or below is None:
             return at.clip_norm, None
-        clip = self.clip
-        estimator, fraction = QuantileEstimator(
-            min(at.clip_norm, clip.ceiling),  # a run may be resumed with a lower ceiling than the norm it has reached
-            clip.target_quantile,
-            clip.learning_rate,
-            clip.ceiling,
-            # Halved each round: a search that halves its interval, in the logarithm of the norm.
-            search_rate=clip.search_rate * 0.5**at.number,
-            doubt=2 * self.count_stddev / at.expected_cohort,
-        ).update(below, expected_cohort=at.expected_cohort)
-        return estimator.estimate, fraction
+        cohort, stddev = at.expected_cohort, self.count_stddev
+        return self.clip.moved(at.clip_norm, below, number=at.number, cohort=cohort, count_stddev=stddev)
 
     def _grid(self, norm: float, length: int, noise_scale: float) -> Grid:
         from discreet.privacy.grid import grid_for

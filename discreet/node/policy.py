@@ -16,8 +16,7 @@ from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES, SECURE, USER
-from discreet.settings.ranges import Rule, at_least
-from discreet.settings.rules import check_value, require
+from discreet.settings.rules import Rule, at_least, check_value, require
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

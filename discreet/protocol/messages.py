@@ -24,8 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.ranges import POSITIVE, Count, CountOrZero, Rule
-from discreet.settings.rules import ConfigError, read_json, section, write_json
+from discreet.settings.rules import POSITIVE, ConfigError, Count, CountOrZero, Rule, read_json, section, write_json
 
 VERSION = 7  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"

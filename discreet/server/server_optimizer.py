@@ -15,8 +15,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.noise_ratio import signal_share
-from discreet.settings.ranges import LearningRate, Momentum, Positive
-from discreet.settings.rules import ConfigError, section
+from discreet.settings.rules import ConfigError, LearningRate, Momentum, Positive, section
 from discreet.settings.settings import ServerConfig
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from discreet.accounting.correlation import NONE
 from discreet.accounting.events import RDP
-from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
-from discreet.settings.evaluation import MEANS, EvaluationConfig
+from discreet.settings.data import MEANS, DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import (
     CORRELATED,
     PLAIN,
@@ -20,9 +20,51 @@ from discreet.settings.privacy import (
     Noise,
     SecureConfig,
 )
-from discreet.settings.ranges import Count, NotNegative, OpenShare, Positive, Probability, Sampling, Text
-from discreet.settings.rules import ConfigError, require, require_each, section
+from discreet.settings.rules import (
+    ConfigError,
+    Count,
+    NotNegative,
+    OpenShare,
+    Positive,
+    Probability,
+    Sampling,
+    Text,
+    require,
+    require_each,
+    section,
+)
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
+
+# The values that a choice needs in other settings, and why.
+Needs = Mapping[str, tuple[object, str]]
+MASKED: Needs = {
+    "sampling.kind": ("everyone", "the server knows whom it asks, so that sampling amplifies nothing"),
+    "privacy.accountant": (RDP, "its noise is accounted by Renyi divergences"),
+    "privacy.noise": ("grid", "masks are added to whole numbers"),
+}
+PLAIN_STEP: Needs = {
+    "training.epochs": (1, "one step a round"),
+    "training.optimizer": ("sgd", "a plain step"),
+    "training.weight_decay": (0, "a plain step"),
+}
+SHARED_STEP: Needs = {
+    "privacy.user.enabled": (False, "the sum that is opened is noised for one example"),
+    "privacy.local.kind": ("none", "clients share the noise"),
+    **PLAIN_STEP,
+    "data.public_num_examples": (
+        None,
+        "every step is over all examples, and training.batch_size is the public constant",
+    ),
+}
+LAPLACE_STEP: Needs = {
+    "privacy.example.enabled": (False, "its noise is for the whole step"),
+    **PLAIN_STEP,
+    "training.epochs": (1, "its sensitivity 2 * eta * C / n holds for a single full-batch step"),
+}
+OF_EXAMPLES: Needs = {
+    "privacy.user.enabled": (False, "the server's clip would cut the noise"),
+    "data.public_num_examples": (None, "what is held out goes by rows, and a removed one moves the others"),
+}
 
 
 @section(
@@ -104,38 +146,37 @@ class ClientSettings:
         self._check_delta()
         self._check_local()
         self._check_ratings()
+        by = "privacy.user.aggregation=secure"
         if self.user.secure:
-            self._check_secure_aggregation("privacy.user.aggregation=secure")
-            alone = (
-                "privacy.example.enabled",
-                self.example.enabled,
-                False,
-                "beside its masked vector a client says nothing",
-            )
-            require_each("with privacy.user.aggregation=secure", alone)
+            alone = {"privacy.example.enabled": (False, "beside its masked vector a client says nothing")}
+            require_each(self, by, {**MASKED, **alone})
         if self.example.secure:
-            self._check_secure_aggregation("privacy.example.aggregation=secure")
-            self._check_shared_step("with privacy.example.aggregation=secure")
+            by = "privacy.example.aggregation=secure"
+            require(not self.evaluation.private, "evaluation.kind", f"public or none with {by}", self.evaluation.kind)
+            require_each(self, by, {**MASKED, **SHARED_STEP})
+        if self.user.secure or self.example.secure:
+            self.secure.check_fits(self.user.population_size)
         if self.user.mechanism is not None:
-            by = "with privacy.user.mechanism"
-            require_each(
-                by,
-                ("privacy.user.enabled", self.user.enabled, True, "it gives that guarantee"),
-                ("privacy.user.aggregation", self.user.aggregation, PLAIN, "it says by itself what the server reads"),
-            )
-            turns = self.user.sampling == "cyclic"
-            require(
-                not turns, "sampling.kind", f"poisson, fixed or everyone {by}: Discreet's own pays for turns", "cyclic"
-            )
-            plain = not (self.asks_of_data or self.evaluation.private)
-            require(plain, "evaluation.kind", f"public or none {by}, and data.normalise none or public", "private")
-        if self.user.enabled and self.user.mechanism is None:
+            self._check_mechanism()
+        elif self.user.enabled:
             self._check_turns()
         if self.asks_of_data:
             self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
         if self.user.sampling == "fixed" and self.user.enabled:
             rule = f"{RDP} with sampling.kind=fixed"
             require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
+
+    def _check_mechanism(self) -> None:
+        by = "privacy.user.mechanism"
+        own = {
+            "privacy.user.enabled": (True, "it gives that guarantee"),
+            "privacy.user.aggregation": (PLAIN, "it says by itself what the server reads"),
+        }
+        require_each(self, by, own)
+        rule = f"poisson, fixed or everyone with {by}: Discreet's own pays for turns"
+        require(self.user.sampling != "cyclic", "sampling.kind", rule, "cyclic")
+        rule = f"public or none with {by}, and data.normalise none or public"
+        require(not (self.asks_of_data or self.evaluation.private), "evaluation.kind", rule, "private")
 
     @property
     def asks_of_data(self) -> bool:
@@ -158,18 +199,15 @@ class ClientSettings:
         """Raises ConfigError unless noise that is correlated over rounds goes with the other settings."""
         user, kind = self.user, self.user.correlation.kind
         rule = "none with poisson or fixed cohorts: its price is for clients that take turns, sampling.kind=cyclic"
-        turns = user.sampling in ("cyclic", "everyone")
-        require(turns or kind == NONE, "privacy.user.correlation.kind", rule, kind)
+        require(user.sampling in ("cyclic", "everyone") or kind == NONE, "privacy.user.correlation.kind", rule, kind)
         if user.law != CORRELATED:
             return
-        by = (
-            f"with privacy.user.correlation.kind={kind}" if user.sampling == "everyone" else "with sampling.kind=cyclic"
-        )
+        by = f"privacy.user.correlation.kind={kind}" if user.sampling == "everyone" else "sampling.kind=cyclic"
         moving = "fixed: earlier noise, which later noise takes back, was made for one clip norm"
-        require(not user.adaptive, "privacy.user.clip.kind", f"{moving}, {by}", "adaptive")
-        require(self.noise == "grid", "privacy.noise", f"grid {by}: noise is drawn again to the last bit", self.noise)
-        plain = "a rating would ask clients out of their turn"
-        require(not self.evaluation.private, "evaluation.kind", f"public or none {by}: {plain}", "private")
+        require(not user.adaptive, "privacy.user.clip.kind", f"{moving}, with {by}", "adaptive")
+        require_each(self, by, {"privacy.noise": ("grid", "noise is drawn again to the last bit")})
+        plain = f"public or none with {by}: a rating would ask clients out of their turn"
+        require(not self.evaluation.private, "evaluation.kind", plain, "private")
 
     def _check_delta(self) -> None:
         bound = 1 / self.user.population_size
@@ -185,64 +223,29 @@ class ClientSettings:
     def _check_ratings(self) -> None:
         if not self.evaluation.private:
             return
-        local, by = self.local.kind, "with evaluation.kind=private"
-        rule = f"none, gaussian or laplace {by}: laplace_step noises steps, and no answers"
+        local, by = self.local.kind, "evaluation.kind=private"
+        rule = f"none, gaussian or laplace with {by}: laplace_step noises steps, and no answers"
         require(local != "laplace_step", "privacy.local.kind", rule, local)
-        at_example = ("privacy.example.enabled", self.example.enabled)
         if local != "none":
-            require_each(f"{by} and privacy.local", (*at_example, False, "one noise on an answer is charged once"))
+            once = {"privacy.example.enabled": (False, "one noise on an answer is charged once")}
+            require_each(self, f"{by} and privacy.local", once)
         elif not self.example.enabled:
-            rule = f"true {by}, or another guarantee on: noise pays for what clients answer"
+            rule = f"true with {by}, or another guarantee on: noise pays for what clients answer"
             require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
         else:
-            moved = "what is held out goes by rows, and a removed one moves the others"
-            cut = ("privacy.user.enabled", self.user.enabled, False, "the server's clip would cut the noise")
-            require_each(f"{by} and privacy.example.enabled", cut)
-            require_each(by, ("data.public_num_examples", self.data.public_num_examples, None, moved))
+            require_each(self, f"{by} and privacy.example.enabled", OF_EXAMPLES)
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
             rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
-    def _check_secure_aggregation(self, by: str) -> None:
-        unamplified = "the server knows whom it asks, so that sampling amplifies nothing"
-        require_each(
-            f"with {by}",
-            ("sampling.kind", self.user.sampling, "everyone", unamplified),
-            ("privacy.accountant", self.accountant, RDP, "its noise is accounted by Renyi divergences"),
-            ("privacy.noise", self.noise, "grid", "masks are added to whole numbers"),
-        )
-        self.secure.check_fits(self.user.population_size)
-
-    def _check_shared_step(self, by: str) -> None:
-        """Every client sends one clipped gradient of each of its examples, and nothing else."""
-        training, rows = self.training, self.data.public_num_examples
-        whole = "every step is over all examples, and training.batch_size is the public constant"
-        require(not self.evaluation.private, "evaluation.kind", f"public or none {by}", self.evaluation.kind)
-        require_each(
-            by,
-            ("privacy.user.enabled", self.user.enabled, False, "the sum that is opened is noised for one example"),
-            ("privacy.local.kind", self.local.kind, "none", "clients share the noise"),
-            ("training.epochs", training.epochs, 1, "one step a round"),
-            ("training.optimizer", training.optimizer, "sgd", "a plain step"),
-            ("training.weight_decay", training.weight_decay, 0, "a plain step"),
-            ("data.public_num_examples", rows, None, whole),
-        )
-
     def _check_local(self) -> None:
-        kind, schedule, training = self.local.kind, self.local.schedule, self.training
-        if kind != "none" and self.user.enabled:
-            raise ConfigError(
-                f"privacy.local.kind={kind} needs privacy.user.enabled=false: the server's clip would cut the noise"
-            )
+        kind, schedule = self.local.kind, self.local.schedule
+        if kind == "none":
+            return
+        by = f"privacy.local.kind={kind}"
+        require_each(self, by, {"privacy.user.enabled": (False, "the server's clip would cut the noise")})
         if kind == "laplace_step":
-            single = "its sensitivity 2 * eta * C / n holds for a single full-batch step"
-            require_each(
-                "with laplace_step",
-                ("privacy.example.enabled", self.example.enabled, False, "its noise is for the whole step"),
-                ("training.epochs", training.epochs, 1, single),
-                ("training.optimizer", training.optimizer, "sgd", "a plain step"),
-                ("training.weight_decay", training.weight_decay, 0, "a plain step"),
-            )
-        if kind != "none" and isinstance(schedule, list):
+            require_each(self, by, LAPLACE_STEP)
+        if isinstance(schedule, list):
             rule = f"a list of {self.rounds} numbers, one a round"
             require(len(schedule) == self.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")

@@ -7,7 +7,6 @@ anything starts.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from discreet.settings.places import conf_folder, conf_for, own_files
-from discreet.settings.rules import ConfigError, read_json, unknown
+from discreet.settings.rules import ConfigError, did_you_mean, read_json, unknown
 from discreet.settings.settings import Settings
 
 
@@ -145,6 +144,5 @@ def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
     if missing is None:
         return message
     names = sorted({path.stem for folder in (conf, own_files() / "conf") for path in folder.glob("experiment/*.yaml")})
-    close = difflib.get_close_matches(missing[1], names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ";"
+    hint = did_you_mean(missing[1], names) or ";"
     return f"there is no experiment={missing[1]}{hint} There are {', '.join(names)}"

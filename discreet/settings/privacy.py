@@ -10,8 +10,8 @@ from pydantic import AfterValidator
 
 from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_bandwidth
 from discreet.accounting.events import ACCOUNTANTS, PLD
-from discreet.privacy.quantile import LARGEST_NUMBER
-from discreet.settings.ranges import (
+from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
+from discreet.settings.rules import (
     POSITIVE,
     Count,
     CountOrZero,
@@ -21,11 +21,14 @@ from discreet.settings.ranges import (
     Positive,
     Rule,
     Text,
+    check_value,
     list_of,
     one_of,
+    require,
+    require_one,
+    section,
     within,
 )
-from discreet.settings.rules import check_value, require, require_one, section
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
@@ -158,11 +161,6 @@ class LocalPrivacyConfig:
             require_one(given, advice)
 
 
-def ceiling_of(norm: float, most: float | None) -> float:
-    """What an adaptive clip norm never passes: `most`, or `CLIP_GROWTH` times the first norm."""
-    return min(CLIP_GROWTH * norm, LARGEST_NUMBER) if most is None else most
-
-
 @section("privacy.user.clip.")
 class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
@@ -181,7 +179,22 @@ class ClipConfig:
     @property
     def ceiling(self) -> float:
         """The largest adaptive clip norm."""
-        return ceiling_of(self.norm, self.max)
+        return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
+
+    def moved(
+        self, norm: float, below: float, *, number: int, cohort: float, count_stddev: float
+    ) -> tuple[float, float]:
+        """The clip norm after round `number`, from 0, and the share of norms within `norm`: by the noised sum `below`
+        of (b - 1/2) and by public constants, of which `cohort` is the expected size of a cohort."""
+        estimator, share = QuantileEstimator(
+            min(norm, self.ceiling),  # a run may be resumed with a lower ceiling than the norm it has reached
+            self.target_quantile,
+            self.learning_rate,
+            self.ceiling,
+            search_rate=self.search_rate * 0.5**number,  # halves its interval, in the logarithm of the norm
+            doubt=2 * count_stddev / cohort,
+        ).update(below, expected_cohort=cohort)
+        return estimator.estimate, share
 
 
 @section("privacy.user.correlation.")

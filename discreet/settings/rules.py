@@ -1,21 +1,80 @@
-"""Sections of settings: frozen pydantic dataclasses. What one refuses is a line with the full key, rule and value."""
+"""Ranges of settings, and sections: frozen pydantic dataclasses. A mistake is one line with key, rule and value."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, field
 from functools import cache, partial
-from typing import Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
+from importlib.util import find_spec
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from discreet.settings.ranges import Rule
+from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 
 T = TypeVar("T")
 ABSENT = ("mechanism", None)
+
+
+class Rule:
+    """A rule for a value, in words and as a test; of an annotation. `names` are proposed for a misspelt value."""
+
+    def __init__(self, words: str, holds: Callable[[Any], bool], names: tuple[str, ...] = ()) -> None:
+        self.words, self.holds, self.names = words, holds, names
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return AfterValidator(self._kept).__get_pydantic_core_schema__(source, handler)
+
+    def _kept(self, value: T) -> T:
+        if not self.holds(value):
+            raise ValueError(self.words)
+        return value
+
+
+def one_of(*names: str) -> Rule:
+    """The rule that a value is one of the names."""
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
+
+
+def at_least(least: int) -> Rule:
+    """The rule that a whole number is not too small."""
+    return Rule(f"at least {least}", lambda value: least <= value)
+
+
+def within(least: float, largest: float) -> Rule:
+    """The rule that a number lies in a closed interval."""
+    return Rule(f"within [{least:g}, {largest:g}]", lambda value: least <= value <= largest)
+
+
+def list_of(each: Rule, one: str) -> Rule:
+    """The rule that a list has at least one number, and each keeps a rule."""
+    words = f"a list of numbers {each.words}, one a {one}"
+    return Rule(words, lambda values: bool(values) and all(map(each.holds, values)))
+
+
+def different(*names: str) -> Rule:
+    """The rule that a list has at least one of the names, and none twice."""
+    words = f"a list of different names of {', '.join(names)}"
+    return Rule(words, lambda given: bool(given) and set(given) <= set(names) and len(set(given)) == len(given))
+
+
+# Numbers that float32 bears: a server can't hide a gradient below the smallest float, or behind the largest.
+POSITIVE = within(LEAST_NUMBER, LARGEST_NUMBER)
+FINITE = within(-LARGEST_NUMBER, LARGEST_NUMBER)
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, Rule(f"0 or {POSITIVE.words}", lambda value: value == 0 or POSITIVE.holds(value))]
+Finite = Annotated[float, FINITE]
+OpenShare = Annotated[float, Rule("within (0, 1)", lambda value: 0 < value < 1)]
+Probability = Annotated[float, Rule("within (0, 1]", lambda value: 0 < value <= 1)]
+LearningRate = Annotated[float, within(LEAST_NUMBER, 1e4)]  # far beyond 1e4 a model overflows in its first round
+Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
+Count = Annotated[int, at_least(1)]
+CountOrZero = Annotated[int, at_least(0)]
+Text = Annotated[str, Field(strict=False)]  # on a command line 2024 is a number, and a folder's name
+Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]
 
 
 class ConfigError(ValueError):
@@ -23,6 +82,16 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message.replace("\n", " "))  # of an error of a library or of somebody's model
+
+
+def require_extra(*modules: str, extra: str, why: str) -> None:
+    """Raises ConfigError, with the extra of pyproject.toml that brings it, if a module is not installed; imports none.
+
+    >>> require_extra("tomllib", extra="simulation", why="reading a table")
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            raise ConfigError(f'{why} needs {module}, which is not installed: pip install "discreet[{extra}]"')
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -116,10 +185,13 @@ def unknown(key: str, kind: type) -> str:
     names = [name for name, _ in rules(kind)]
     known = dict.fromkeys([*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))])
     there = sorted(name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8 if there else 0.5)
-    if there and not close:
-        return f"unknown setting {key}; there are {', '.join(there)}"
-    return f"unknown setting {key}" + (f"; did you mean {close[0]}?" if close else "")
+    meant = did_you_mean(key, known, cutoff=0.8 if there else 0.5)
+    return f"unknown setting {key}" + (meant or (f"; there are {', '.join(there)}" if there else ""))
+
+
+def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The end of a message about a misspelt word; empty if no name is like it."""
+    return "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(str(word), list(names), 1, cutoff))
 
 
 def require(holds: bool, key: str, rule: str, got: object) -> None:
@@ -134,11 +206,21 @@ def check_value(value: object, key: str, rule: Rule) -> None:
         raise _broken(key, rule, value)
 
 
-def require_each(by: str, *settings: tuple[str, object, object, str]) -> None:
-    """Raises ConfigError unless each setting, a tuple (key, value, wanted, why), has the value that `by` needs."""
-    for key, value, wanted, why in settings:
-        words = "left out" if wanted is None else str(wanted).lower()
-        require(value == wanted, key, f"{words} {by}: {why}", value)
+def values_of(settings: Any) -> dict[str, object]:
+    """The values of a section and of its sections by their full keys."""
+    found: dict[str, object] = {}
+    for name in _annotations(type(settings)):
+        value = getattr(settings, name)
+        found |= values_of(value) if hasattr(value, "key_of") else {type(settings).key_of(name): value}
+    return found
+
+
+def require_each(settings: Any, by: str, wanted: Mapping[str, tuple[object, str]]) -> None:
+    """Raises ConfigError unless the settings of these keys have the values that `by` needs, for the reasons given."""
+    values = values_of(settings)
+    for key, (value, why) in wanted.items():
+        words = "left out" if value is None else str(value).lower()
+        require(values[key] == value, key, f"{words} with {by}: {why}", values[key])
 
 
 def require_one(given: Mapping[str, object], advice: str = ": give one, the other follows from it") -> None:
@@ -149,9 +231,7 @@ def require_one(given: Mapping[str, object], advice: str = ": give one, the othe
 
 
 def _broken(key: str, rule: Rule, value: object) -> ConfigError:
-    close = difflib.get_close_matches(str(value), rule.names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return ConfigError(f"{key} must be {rule.words} (got {_shown(value)}{hint})")
+    return ConfigError(f"{key} must be {rule.words} (got {_shown(value)}{did_you_mean(value, rule.names)})")
 
 
 def _shown(value: object) -> str:

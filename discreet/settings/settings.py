@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from discreet.logs import LOG_FORMATS
 from discreet.settings.client_settings import ClientSettings, UserTerms
-from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
-from discreet.settings.evaluation import EvaluationConfig
+from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import PLAIN, PrivacyConfig
-from discreet.settings.ranges import (
+from discreet.settings.rules import (
+    ConfigError,
     Count,
     CountOrZero,
     LearningRate,
@@ -22,10 +22,12 @@ from discreet.settings.ranges import (
     Sampling,
     Text,
     at_least,
+    check_value,
     one_of,
+    require,
+    section,
     within,
 )
-from discreet.settings.rules import ConfigError, check_value, require, section
 from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
 
 

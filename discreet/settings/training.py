@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
-from discreet.settings.ranges import (
+from discreet.settings.rules import (
     POSITIVE,
     Count,
     LearningRate,
@@ -15,8 +15,10 @@ from discreet.settings.ranges import (
     Text,
     list_of,
     one_of,
+    require,
+    section,
+    write_json,
 )
-from discreet.settings.rules import require, section, write_json
 
 HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.data.examples import Examples
 from discreet.data.partition import ClientExamples, Numbers, held_out_rows, split_rows
-from discreet.settings.evaluation import EvaluationConfig
+from discreet.settings.data import EvaluationConfig
 
 WHITE = 255
 PIECE = 512

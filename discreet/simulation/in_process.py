@@ -29,10 +29,8 @@ from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
 from discreet.server.transport import Failure, RoundAbandoned, Transport
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.extras import require
 from discreet.settings.privacy import PrivacyConfig
-from discreet.settings.ranges import Rule
-from discreet.settings.rules import ConfigError, check_value
+from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import trained_on
 from discreet.simulation.cohort import BatchedTransport
@@ -195,7 +193,7 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
     _check_trains(run)
     _not_batched(run, engine)
     if engine == "ray":
-        require("ray", extra="simulation", why="engine=ray")
+        require_extra("ray", extra="simulation", why="engine=ray")
         check_value(device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
     if device.split(":")[0] not in CHUNK_BYTES:
         raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {device})")

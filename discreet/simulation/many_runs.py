@@ -23,8 +23,7 @@ from discreet.logs import log_to
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.plan import Plan
 from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer
-from discreet.settings.extras import require
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, require_extra
 
 if TYPE_CHECKING:  # Ray takes seconds to import
     from discreet.simulation.ray_cluster import RayCluster
@@ -166,7 +165,7 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Tally:
 
 def check_parallel(plans: Sequence[Plan]) -> None:
     """Raises ConfigError if these runs can't be tasks of one Ray cluster."""
-    require("ray", extra="simulation", why="--jobs")
+    require_extra("ray", extra="simulation", why="--jobs")
     if len({plan.ray.address for plan in plans}) > 1:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
     if any(plan.device != "cpu" and not plan.ray.num_gpus for plan in plans):

@@ -19,7 +19,6 @@ import discreet
 from discreet.evaluation.predictions import load_model
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.reporting.records import read_runs
 from discreet.server.plan import plan_of
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
@@ -68,24 +67,6 @@ def test_a_bit_says_whether_the_difference_was_within_the_clip_norm(tmp_path: Pa
     mechanism = noised(**EXACT, clipping=AdaptiveClipping(0.5, count_stddev=1e-6))
     run(tmp_path / "run", grid, sampling="everyone", population_size=4, **mechanism)
     assert RunFolder(tmp_path / "run").read_metrics()[0]["fraction_below"] == pytest.approx(0.25, abs=1e-4)
-
-
-def test_whole_numbers_stay_at_the_servers_value(tmp_path: Path) -> None:
-    grid = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(2.0)))
-    assert values_of(run(tmp_path / "run", grid))["steps"] == 3
-
-
-def test_clients_get_what_fedavg_would_send_them(tmp_path: Path) -> None:
-    grid, config = Nodes(), ConfigRecord({"lr": 0.1})
-    keys = {"arrayrecord_key": "arrays", "configrecord_key": "settings"}
-    made = strategy(tmp_path / "run", sampling="everyone", **keys)
-    made.start(grid, arrays(), num_rounds=2, timeout=2.0, train_config=config)
-    first, *_, last = grid.sent.values()
-    assert set(first.content) == {"arrays", "settings"}
-    assert dict(first.content["settings"]) == {"lr": 0.1, "server-round": 1}  # type: ignore[call-overload]
-    assert dict(last.content["settings"])["server-round"] == 2  # type: ignore[call-overload]
-    assert first.metadata.message_type == "train"
-    assert dict(config) == {"lr": 0.1}
 
 
 def test_the_config_may_be_a_function_of_the_round(tmp_path: Path) -> None:
@@ -156,41 +137,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("reply", BAD.values(), ids=BAD.keys())
-def test_a_reply_that_can_not_be_used_counts_as_zero_and_the_noise_stays(
-    reply: RecordDict | Error | None, tmp_path: Path
-) -> None:
-    still = changed_by(0.0)
-    settings = {"sampling": "everyone", **noised(clipping=FixedClipping(0.5))}
+def test_a_reply_that_can_not_be_used_counts_as_zero_and_the_noise_stays(tmp_path: Path) -> None:
+    still, nodes = changed_by(0.0), range(1, len(BAD) + 1)
+    settings = {"sampling": "everyone", "population_size": 20, **noised(clipping=FixedClipping(0.5))}
     bad = strategy(tmp_path / "bad", **settings)
-    found = bad.start(Nodes({1: still, 2: replying(reply)}), arrays(), num_rounds=1, timeout=0.2)
-    wanted = run(tmp_path / "good", Nodes({1: still, 2: still}), num_rounds=1, **settings)
+    grid = Nodes({0: still, **dict(zip(nodes, map(replying, BAD.values()), strict=True))})
+    found = bad.start(grid, arrays(), num_rounds=1, timeout=0.5)
+    wanted = run(tmp_path / "good", Nodes(dict.fromkeys((0, *nodes), still)), num_rounds=1, **settings)
     assert all(np.array_equal(values_of(found)[name], values_of(wanted)[name]) for name in START)
-    assert sum(status_of(tmp_path / "bad").failures.values()) == 1
-
-
-def test_arrays_that_lie_by_columns_are_read_in_their_own_order(tmp_path: Path) -> None:
-    moved = START["weight"] + np.arange(6, dtype=np.float32).reshape(2, 3) / 100
-    reply = RecordDict({"arrays": arrays(weight=np.asfortranarray(moved))})
-    grid = Nodes(dict.fromkeys(range(1, NODES + 1), replying(reply)))
-    assert np.allclose(values_of(run(tmp_path / "run", grid, num_rounds=1, **noiseless()))["weight"], moved, atol=1e-6)
-
-
-def test_wider_and_narrower_floats_keep_their_dtype(tmp_path: Path) -> None:
-    start = arrays(weight=START["weight"].astype(np.float64), bias=START["bias"].astype(np.float16))
-    result = strategy(tmp_path / "run").start(Nodes(), start, num_rounds=1, timeout=2.0)
-    assert {name: str(found.dtype) for name, found in values_of(result).items()} == {
-        "weight": "float64",
-        "bias": "float16",
-        "steps": "int64",
-    }
-
-
-def test_half_precision_is_compared_with_what_was_sent(tmp_path: Path) -> None:
-    start, still = arrays(bias=np.full(2, 0.1, np.float16)), dict.fromkeys(range(1, NODES + 1), changed_by(0.0))
-    result = strategy(tmp_path / "run", **noiseless()).start(Nodes(still), start, num_rounds=3, timeout=2.0)
-    assert np.array_equal(values_of(result)["bias"], np.full(2, 0.1, np.float16))
-    assert RunFolder(tmp_path / "run").load_checkpoint().velocity.abs().max() == 0  # type: ignore[union-attr]
+    assert sum(status_of(tmp_path / "bad").failures.values()) == len(BAD)
 
 
 def test_a_round_is_logged_and_the_budget_ends_the_run_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -252,19 +207,6 @@ def test_the_privacy_statement_is_about_a_node_and_says_what_is_not_covered(tmp_
     assert [other["epsilon"] for other in others] == [{"pld": "inf"}, {"pld": "inf"}]
 
 
-def test_with_cohorts_of_fixed_size_nodes_that_keep_state_are_not_covered(tmp_path: Path) -> None:
-    run(tmp_path / "run", sampling="fixed", **noised(accountant="rdp"))
-    user, *_ = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"]
-    assert any("keep state" in part for part in user["not_covered"])
-
-
-def test_what_the_app_alone_decides_is_not_written_as_a_setting(tmp_path: Path) -> None:
-    run(tmp_path / "run")
-    (record,) = read_runs([tmp_path / "run"])
-    assert not [name for name in record.settings if name.startswith("training.") or name == "data.partition"]
-    assert "training" not in (tmp_path / "run" / "config.yaml").read_text()
-
-
 def test_other_commands_say_that_it_is_another_apps_run(tmp_path: Path) -> None:
     run(tmp_path / "run", num_rounds=1)
     with pytest.raises(
@@ -322,9 +264,3 @@ def test_a_rating_is_charged_as_an_event_of_its_own(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     spent = folder.ledger(plan_of(folder.read_config())).spent(USER)
     assert [(event.noise_multiplier, count) for event, count in spent.entries] == [(2.0, 3), (1e-3, 2)]
-
-
-def test_two_accuracies_have_no_place_in_one_row(tmp_path: Path) -> None:
-    made = strategy(tmp_path / "run", **RATED)
-    with pytest.raises(ConfigError, match="evaluate_fn must be left out with private_evaluation"):
-        made.start(Nodes(), arrays(), num_rounds=1, evaluate_fn=lambda *_: None)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord
 
 from discreet.flower.strategy_settings import AdaptiveClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
-from tests.flower.flower_apps import NODES, START, Nodes, arrays, noised, run, status_of, strategy, values_of
+from tests.flower.flower_apps import START, Nodes, arrays, noised, run, status_of, strategy, values_of
 
 
 def test_a_run_that_goes_on_ends_as_one_that_was_never_ended(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_what_is_not_learned_keeps_the_value_that_the_run_began_with(tmp_path: P
     assert np.array_equal(result["table"], table)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), RuntimeError("the disk is full")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the disk is full")])
 def test_an_interrupted_run_says_so_and_how_it_goes_on(
     error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,9 +60,8 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "less noise": (noised(noise_multiplier=0.5), r"noise_multiplier=0\.5 can't change a run that is resumed"),
     "a larger delta": (noised(delta=1e-2), r"delta=0\.01 can't change"),
     "a smaller fraction": ({"fraction_train": 0.5}, r"fraction_train=0\.5 can't change"),
-    "a larger population": ({"population_size": 20}, r"population_size=20 can't change"),
     "a larger budget": (noised(max_epsilon=90.0), r"max_epsilon=90\.0 can't change"),
-    "another clip norm": (noised(clipping=AdaptiveClipping(5.0)), r"clipping\.norm=5\.0 can't change"),
+    "another clip norm": (noised(clipping=AdaptiveClipping(5.0)), r"clip_norm=5\.0 can't change"),
     "other frozen arrays": (
         {"frozen": "bias"},
         r"initial_arrays must have the names, shapes, dtypes and frozen arrays",
@@ -70,17 +69,11 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("settings", "said"), CHANGED.values(), ids=CHANGED.keys())
-def test_a_run_that_goes_on_keeps_what_decides_privacy(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_keeps_what_decides_privacy(tmp_path: Path) -> None:
     run(tmp_path / "run", num_rounds=1)
-    with pytest.raises(ConfigError, match=said):
-        run(tmp_path / "run", num_rounds=2, resume=True, **settings)
-
-
-def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=1)
-    with pytest.raises(ConfigError, match="holds a run already: resume=True goes on with it"):
-        run(tmp_path / "run", num_rounds=1)
+    for settings, said in CHANGED.values():
+        with pytest.raises(ConfigError, match=said):
+            run(tmp_path / "run", num_rounds=2, resume=True, **settings)
 
 
 def test_without_the_arrays_that_it_began_with_a_run_does_not_go_on(tmp_path: Path) -> None:
@@ -88,17 +81,6 @@ def test_without_the_arrays_that_it_began_with_a_run_does_not_go_on(tmp_path: Pa
     RunFolder(tmp_path / "run").arrays_path.unlink()
     with pytest.raises(LedgerError, match=r"arrays\.safetensors is missing"):
         run(tmp_path / "run", num_rounds=2, resume=True)
-
-
-def test_a_run_that_was_ended_before_its_first_round_goes_on_from_the_beginning(tmp_path: Path) -> None:
-    def ends(message: Message) -> RecordDict:
-        raise KeyboardInterrupt
-
-    grid = Nodes(dict.fromkeys(range(1, NODES + 1), ends))
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", grid, num_rounds=2)
-    resumed, whole = run(tmp_path / "run", resume=True), run(tmp_path / "whole")
-    assert np.array_equal(values_of(resumed)["weight"], values_of(whole)["weight"])
 
 
 def test_a_target_is_kept_and_its_noise_does_not_follow_the_rounds(tmp_path: Path) -> None:

@@ -50,11 +50,9 @@ def test_nodes_that_miss_their_turn_change_neither_noise_nor_account(tmp_path: P
 
 WRONG: dict[str, dict[str, Any]] = {
     "groups must be given with sampling=cyclic": turns(groups=None),
-    "groups must be left out without sampling=cyclic": {**turns(), "sampling": "poisson"},
     "clipping must be fixed": turns(clipping=discreet.AdaptiveClipping(0.5)),
     "noise must be grid": turns(noise="float"),
     "fraction_train must be 1 with sampling=cyclic": {**turns(), "fraction_train": 0.5},
-    "correlation must be one of none, bsr, bisr": turns(correlation="banded"),
 }
 
 

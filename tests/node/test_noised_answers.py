@@ -32,7 +32,7 @@ from discreet.queries.query import Query
 from discreet.server.plan import plan_of
 from discreet.server.run_plan import answers_of
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.evaluation import MEANS
+from discreet.settings.data import MEANS
 from discreet.settings.settings import client_settings
 from tests.node.clients import EXAMPLE, OFF, client, config, examples, ledger_at, linear, params_of, rejects_gaussian
 from tests.replay import replay

@@ -40,7 +40,7 @@ def test_messages_that_are_too_large_end_the_run_with_one_clear_error(
     monkeypatch.setattr(grid, "_client", full_server())
     words = ["data.num_clients=2", "sampling.kind=everyone", "sampling.min_nodes=2", "privacy.delta=0.01", "rounds=1"]
     config = load_config([*words, "privacy.user.noise_multiplier=2", f"output_dir={tmp_path / 'run'}"])
-    with pytest.raises(MessagesTooLarge, match=r"round 1 to 2 nodes, .* refused as too large \(HTTP 413\)"):
+    with pytest.raises(MessagesTooLarge, match=r"messages of round 1 were refused as too large \(HTTP 413\)"):
         run(grid, config, strategy=dp_fedavg)
     folder = RunFolder(tmp_path / "run")
     status = read_status(folder)
