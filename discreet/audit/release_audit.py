@@ -26,17 +26,16 @@ from discreet.audit.canary_scores import Claim, Experiment, Facts, Observation, 
 from discreet.audit.user_audit import check_noised
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Task
-from discreet.evaluation.private_statistics import data_query, statistics_noise
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.node.release import Values, noised_vector
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
-from discreet.queries.query import EVALUATION, STATISTICS
+from discreet.queries.query import EVALUATION, STATISTICS, query_of
 from discreet.server.plan import Plan
 from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
-from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
+from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings, statistics_noise
 from discreet.server.state import State, initial_state
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
@@ -144,7 +143,8 @@ def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
       ConfigError: they are not paid for at user level, or there are fewer than two releases.
     """
     plan.run.check_server_noise("an audit of statistics")
-    settings = round_settings(plan, answers=statistics_noise(plan, data_query(STATISTICS, plan, task).length))
+    query = query_of(STATISTICS, plan.run, task.shape)
+    settings = round_settings(plan, answers=statistics_noise(plan, query.length))
     nothing, everybody = torch.zeros(0), CohortSampling("everyone", 1.0, plan.run.user.population_size)
     start, replies = initial_state(nothing, clip_norm=1.0), _replies(_far(nothing, settings))
     event, canary = plan.run.statistics.event, Canary(nothing)
