@@ -69,11 +69,17 @@ def test_a_given_noise_multiplier_takes_the_place_of_the_default_target() -> Non
 def test_laplace_step_takes_one_local_step() -> None:
     words = ["privacy.local.kind=laplace_step", "privacy.local.epsilon=1", "privacy.user.enabled=false"]
     assert load_config([*words, "training.epochs=1"]).privacy.local.kind == "laplace_step"
-    with pytest.raises(ConfigError, match=r"training\.epochs must be 1 with privacy.local.kind=laplace_step: its sensitivity"):
+    with pytest.raises(
+        ConfigError, match=r"training\.epochs must be 1 with privacy.local.kind=laplace_step: its sensitivity"
+    ):
         load_config([*words, "training.epochs=2"])
-    with pytest.raises(ConfigError, match=r"training\.optimizer must be sgd with privacy.local.kind=laplace_step: a plain step"):
+    with pytest.raises(
+        ConfigError, match=r"training\.optimizer must be sgd with privacy.local.kind=laplace_step: a plain step"
+    ):
         load_config([*words, "training.epochs=1", "training.optimizer=adam"])
-    with pytest.raises(ConfigError, match=r"training\.weight_decay must be 0 with privacy.local.kind=laplace_step: a plain step"):
+    with pytest.raises(
+        ConfigError, match=r"training\.weight_decay must be 0 with privacy.local.kind=laplace_step: a plain step"
+    ):
         load_config([*words, "training.epochs=1", "training.weight_decay=0.1"])
 
 

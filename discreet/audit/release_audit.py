@@ -27,7 +27,6 @@ from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
-from discreet.evaluation.private_statistics import data_query, statistics_noise
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.models.models import flatten_parameters
@@ -39,10 +38,10 @@ from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
-from discreet.queries.query import EVALUATION, STATISTICS
+from discreet.queries.query import EVALUATION, STATISTICS, query_of
 from discreet.server.plan import Plan
 from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
-from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
+from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings, statistics_noise
 from discreet.server.state import State, initial_state
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, USER
@@ -188,7 +187,8 @@ def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
       ConfigError: they are not paid for at user level, or there are fewer than two releases.
     """
     plan.run.check_server_noise("an audit of statistics")
-    settings = round_settings(plan, answers=statistics_noise(plan, data_query(STATISTICS, plan, task).length))
+    query = query_of(STATISTICS, plan.run, task.shape)
+    settings = round_settings(plan, answers=statistics_noise(plan, query.length))
     nothing, event = torch.zeros(0), plan.run.statistics.event
     score = _of_answers(settings, initial_state(nothing, clip_norm=1.0), _replies(_far(nothing, settings)), event)
     facts = {"statistics": ", ".join(plan.run.statistics.of)}

@@ -32,7 +32,6 @@ from discreet.server.prices import (
     LOCAL_PRICES,
     Price,
     Question,
-    TurnPrice,
     masked_lines,
     masked_sum,
     own_price,
@@ -63,7 +62,7 @@ def command(
     examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
 ) -> None:
     """Answers in a table."""
-    prices: list[Price | TurnPrice]
+    prices: list[Price]
     question, of_examples = Question(noise, epsilon, rounds, delta), guarantee == EXAMPLE
     adjacency = "zero-out" if of_examples else "add or remove one"
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
@@ -94,7 +93,7 @@ def command(
     print(*lines, *question.running_sums(prices), sep="\n")
 
 
-def _turns(guarantee: str, groups: int | None, adjacency: str) -> list[Price | TurnPrice]:
+def _turns(guarantee: str, groups: int | None, adjacency: str) -> list[Price]:
     if guarantee != USER or groups is None:
         raise ValueError("--sampling cyclic is for user with --groups")
     return turn_prices(groups, adjacency=adjacency)

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from discreet.cli.console import Words
 from discreet.data.datasets import load_task
-from discreet.evaluation.asked_data import written_statistics
-from discreet.evaluation.private_statistics import data_query
+from discreet.evaluation.private_statistics import written_statistics
 from discreet.queries.query import STATISTICS
 from discreet.server.resuming import asked_settings
 from discreet.server.session import prepare
@@ -35,5 +34,5 @@ def command(overrides: Words = None) -> None:
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
         plan, task = session.plan, load_task(config.data.name, path=config.data.path)
-        answers = data_answers(data_query(STATISTICS, plan, task), plan, task)
+        answers = data_answers(STATISTICS, plan, task)
         print(written_statistics(session.context, task, answers), end="")

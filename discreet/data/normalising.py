@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from discreet.data.examples import Examples, Task
+from discreet.settings.data import NormaliserConfig
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ class Normaliser:
         return replace(task, train=self.examples(task.train), test=self.examples(task.test)) if self.means else task
 
 
-def normaliser_of(means: Sequence[float] | None, deviations: Sequence[float] | None) -> Normaliser:
-    """The normaliser of settings: None for none."""
-    return Normaliser(tuple(means or ()), tuple(deviations or ()))
+def normaliser_of(config: NormaliserConfig) -> Normaliser:
+    """The normaliser of settings."""
+    return Normaliser(tuple(config.means or ()), tuple(config.deviations or ()))

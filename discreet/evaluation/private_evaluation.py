@@ -4,30 +4,27 @@ numbers in metrics.csv, and roc.csv, with a row a point, from the histograms tha
 from __future__ import annotations
 
 import csv
-import io
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
+from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.queries.answers import NoisedBlock, rising
 from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import Query, Sums
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
 from discreet.server.round import RoundSettings
-from discreet.server.run_folder import RunFolder, replace_file
+from discreet.server.run_folder import RunFolder, csv_text, replace_file
 from discreet.settings.data import EvaluationConfig
-from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-ROC_FILE = "roc.csv"
 LARGEST_ERROR = 0.02  # of an accuracy: with more, differences between models drown
 
 logger = logging.getLogger("discreet")
@@ -40,6 +37,7 @@ class EvaluationPlan:
     Attributes:
       config: when.
       query: what they are asked.
+      answers: how their answers are released.
       joined: the constants of a round whose cohort rates the model that it starts from. Its event is that of update,
         bits and answers together: they are about the same cohort.
       event: what it costs if a cohort is asked for nothing else, as after the last round; None if each client noises
@@ -48,6 +46,7 @@ class EvaluationPlan:
 
     config: EvaluationConfig
     query: Query
+    answers: AnswerNoise
     joined: RoundSettings
     event: DpEvent | None
 
@@ -61,34 +60,25 @@ class EvaluationPlan:
         return planned - (done // self.config.every if self.config.cohort == "own" else 0)
 
     def announce(self) -> None:
-        """Logs how far off the estimates are expected to be, by noise alone and with the chance of who is asked; warns
-        if the population is too small for them. Estimates whose error can't be told before they are read are left out.
-        """
+        """Logs how far off the estimates are expected to be, if that can be told before they are read; warns if the
+        population is too small for them."""
         how, zeros = self.answers, [0.0] * self.query.length
         asked, everybody = (
             self.query.read(Sums(zeros, how.expected_cohort, how.stddev, probability))
             for probability in (1.0, how.probability)
         )
         known = {name: x.standard_error for name, x in asked.items() if math.isfinite(x.standard_error)}
-        if isinstance(how, NoisedByClients) and how.of_examples:
+        if how.own is not None and how.own.of_examples:
             each = "; ".join(f"{name} {error:.4g} / m" for name, error in known.items())
             logger.info("clients rate the model; standard errors by noise if each holds out m examples: %s", each)
             return
         in_all = {name: everybody[name].standard_error for name in known}
-        each = "; ".join(f"{name} {error:.4g} by noise, {in_all[name]:.4g} in all" for name, error in known.items())
+        said = "; ".join(f"{name} {error:.4g} by noise, {in_all[name]:.4g} in all" for name, error in known.items())
         poor = known.get("accuracy", 0.0) > LARGEST_ERROR
-        more = f". The population is too small for a useful number: {LARGEST_ERROR:g} by noise would be one"
-        logger.log(
-            logging.WARNING if poor else logging.INFO,
-            "clients rate the model; standard errors: %s%s",
-            *(each, more if poor else ""),
-        )
-
-    @property
-    def answers(self) -> AnswerNoise | NoisedByClients:
-        """The release of the answers' sum."""
-        assert isinstance(self.joined.answers, AnswerNoise | NoisedByClients)
-        return self.joined.answers
+        if poor:
+            said += f". The population is too small for a useful number: {LARGEST_ERROR:g} by noise would be one"
+        level = logging.WARNING if poor else logging.INFO
+        logger.log(level, "clients rate the model; standard errors: %s", said)
 
     def has_rated(self, folder: RunFolder, number: int) -> bool:
         """True if the row of a round holds a rating of the model after it. The untrained model has none."""
@@ -108,55 +98,47 @@ class EvaluationPlan:
         epsilons, if the row is to include what this has cost."""
         noise_alone, found = self.query.read(replace(sums, probability=1.0)), self.query.read(sums)
         rated = [Rated(of, x.value, x.standard_error, noise_alone[of].standard_error) for of, x in found.items()]
-        added: dict[str, float | None] = {each.name: each.value for each in rated}
-        added |= {f"{each.name}{ERROR}": each.error for each in rated}
-        added |= {f"{each.name}{BY_NOISE}": each.by_noise for each in rated}
+        added = dict[str, float | None]()
+        for each in rated:
+            added |= {each.name: each.value, each.name + ERROR: each.error, each.name + BY_NOISE: each.by_noise}
         added |= spent or {}
         auc = [part for part in self.query.noised(sums) if part.block.name == "auc"]
-        write_roc(folder.path, number, [point for part in auc for point in roc_points(part)])
+        write_roc(folder.path / "roc.csv", number, [point for part in auc for point in roc_points(part)])
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
         also({"round": number, **added})
         fields, said = {"event": "evaluation", "round": number, **added}, ", ".join(map(str, rated))
         logger.info("the model after round %d, by clients: %s", number, said, extra={"fields": fields})
 
 
-@dataclass(frozen=True)
-class RocPoint:
-    """The effect of a threshold: examples with a score of at least `score`, in logits, are called positive.
-
-    Attributes:
-      of: what the score is of: a class, or a label.
-      false_positive_rate, true_positive_rate: of the negatives and of the positives, in [0, 1]. Those of the lowest
-        score are 1: all that lies below it counts too.
-      false_positive_rate_error, true_positive_rate_error: their standard errors, as those of all clients.
-    """
+class RocPoint(NamedTuple):
+    """The effect of a threshold: examples of a class or label with a score of at least `score`, in logits, are called
+    positive. Rates are in [0, 1], with standard errors as those of all clients; at the lowest score they are 1."""
 
     of: str
     score: float
     false_positive_rate: float
     true_positive_rate: float
-    false_positive_rate_error: float
-    true_positive_rate_error: float
+    false_positive_rate_error: float = 0.0
+    true_positive_rate_error: float = 0.0
 
 
 def roc_points(part: NoisedBlock) -> list[RocPoint]:
     """The points of the ROC curves of a block of AUC, from the highest threshold down, of each score in turn; none of a
     score of whose negatives or positives noise leaves nothing. Rates never fall as the threshold does."""
-    edges = torch.linspace(-LARGEST_LOGIT, LARGEST_LOGIT, SCORE_BINS + 1, dtype=torch.float64).tolist()
-    found = []
+    edges, found = torch.linspace(LARGEST_LOGIT, -LARGEST_LOGIT, SCORE_BINS + 1, dtype=torch.float64).tolist(), []
     for place, known in enumerate(both_kinds(part).tolist()):
         if known:
             curves = zip(edges, *(_rates(part, 2 * place + kind) for kind in range(2)), strict=True)
-            points = [
-                RocPoint(part.block.of[place], edge, false, true, its_error, error)
-                for edge, (false, its_error), (true, error) in curves
+            found += [
+                RocPoint(part.block.of[place], edge, *rates, *errors)
+                for edge, *pairs in curves
+                for rates, errors in [zip(*pairs, strict=True)]
             ]
-            found += points[::-1]
     return found
 
 
 def _rates(part: NoisedBlock, kind: int) -> list[tuple[float, float]]:
-    """For each edge the share of one histogram that is not below it, and its standard error."""
+    """From the highest edge down the share of one histogram that is not below it, and its standard error."""
     mean = part.mean.reshape(-1, SCORE_BINS)[kind]
     total, found = float(mean.sum()), []
     curve = rising(mean / total).tolist()
@@ -165,27 +147,13 @@ def _rates(part: NoisedBlock, kind: int) -> list[tuple[float, float]]:
         chosen = (torch.arange(SCORE_BINS) < edge).double()
         gradient[kind * SCORE_BINS : (kind + 1) * SCORE_BINS] = (chosen - below) / total
         found.append((1 - below, part.error(gradient) if 0 < edge < SCORE_BINS else 0.0))
-    return found
+    return found[::-1]
 
 
-COLUMNS = ("round", *(field.name for field in fields(RocPoint)))
-
-
-def write_roc(folder: Path, number: int, points: Sequence[RocPoint]) -> None:
-    """Adds the curves of the model after a round, in place of those that are there of it; without points there is no
-    file.
-
-    Raises:
-      ConfigError: the file that is there holds other rows.
-    """
-    path, rows = folder / ROC_FILE, list[Sequence[object]]()
-    if path.exists():
-        header, *old = csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-        if tuple(header) != COLUMNS:
-            raise ConfigError(f"{path} is damaged: its columns are {', '.join(header)}")
-        rows += [row for row in old if row[:1] != [str(number)]]
-    rows += [(number, *astuple(point)) for point in points]
-    if rows:
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows([COLUMNS, *rows])
-        replace_file(path, text.getvalue().encode())
+def write_roc(path: Path, number: int, points: Sequence[RocPoint]) -> None:
+    """Adds the curves of the model after a round, in place of those that are there of it; no file without points."""
+    rows = list(csv.reader(path.open(encoding="utf-8", newline="")))[1:] if path.exists() else []
+    kept = [row for row in rows if row[0] != str(number)]
+    if kept or points:
+        table = [("round", *RocPoint._fields), *kept, *((number, *point) for point in points)]
+        replace_file(path, csv_text(table, end="\r\n").encode())

@@ -1,85 +1,150 @@
-"""The settings of statistics of clients' data: the public range of inputs, what normalises them, and the noise."""
+"""Statistics of clients' data before the first round: everybody is asked once, and what comes back is noised at the
+server and charged. The same for simulated clients and for nodes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import torch
 
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task
 from discreet.data.folder import FOLDER, SCALE
-from discreet.data.normalising import Normaliser, normaliser_of
-from discreet.evaluation.answer_sum import AnswerNoise
-from discreet.queries.query import Query, query_of, shape_of_data
+from discreet.evaluation.answer_sum import answer_round
+from discreet.ledger.budget import BudgetSpent, require_room_for
+from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.sums import Replies
+from discreet.protocol.messages import Work
+from discreet.queries.answers import Estimate
+from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
+from discreet.queries.statistic_answers import normaliser_from
 from discreet.server.plan import Plan
-from discreet.server.run_plan import server_noise
+from discreet.server.run_context import RunContext
+from discreet.server.run_folder import write_json
+from discreet.server.run_plan import statistics_noise
+from discreet.server.transport import ReplyStats, Transport
 from discreet.settings.data import NormaliserConfig, StatisticsConfig
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
+BEFORE = 0  # the round that a ledger names for what is asked before the first one
+
+logger = logging.getLogger("discreet")
+
 
 def with_range(asked: StatisticsConfig, data: str, path: str | None) -> StatisticsConfig:
-    """The statistics that are asked for, with the public range of inputs, which clients are told: that of the data,
-    unless it is given. Without one if the data declare none."""
-    declared = declared_range(data, path) if asked.low is None else None
-    return asked if declared is None else replace(asked, low=declared[0], high=declared[1])
-
-
-def declared_range(data: str, path: str | None) -> tuple[float, float] | None:
-    """In which the data declare that all inputs lie, as a model reads them; None if they do not."""
+    """The statistics that are asked for, with the public range in which the data declare that all inputs lie, as a
+    model reads them, unless it is given; without one if they declare none."""
+    shape, declared = SHAPES.get(data), None
     if data == FOLDER and path is not None:
-        return SCALE if read_description(Path(path).expanduser().resolve()).low is not None else None
-    shape = SHAPES.get(data)
-    return None if shape is None or shape.num_tokens else shape.scale
+        declared = SCALE if read_description(Path(path).expanduser().resolve()).low is not None else None
+    elif shape is not None and not shape.num_tokens:
+        declared = shape.scale
+    return asked if asked.low is not None or declared is None else replace(asked, low=declared[0], high=declared[1])
 
 
 def with_constants(config: Settings, task: Task) -> Settings:
-    """The configuration with what `data.normalise=public` normalises by: the middle and half of the public range,
-    unless it is given. With what clients are told of the range, if they are asked.
+    """The configuration with the public range, and with what `data.normalise=public` normalises by: the middle and half
+    of that range, unless it is given.
 
     Raises:
       ConfigError: inputs can't be normalised so.
     """
     means, kind = config.normaliser.means, config.data.normalise
+    config = replace(config, statistics=with_range(config.statistics, config.data.name, config.data.path))
     if kind == "none" and means is not None:
         raise ConfigError("normaliser.means must be left out with data.normalise=none, which does not read them")
     if kind == "none" and not config.statistics.only:
         return config
     if kind != "none" and config.model.name == "scattering":
         raise ConfigError("data.normalise must be none with model.name=scattering, whose transform reads plain pixels")
-    statistics = with_range(config.statistics, config.data.name, config.data.path)
-    shape = shape_of_data(statistics, task.shape)
+    shape = shape_of_data(config.statistics, task.shape)
     if means is not None and len(means) != shape.columns:
         raise ConfigError(f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})")
     if kind == "private" and means is not None and not config.resume:
         raise ConfigError("normaliser.means must be left out with data.normalise=private: clients are asked for them")
     if kind != "public" or means is not None:
-        return replace(config, statistics=statistics)
+        return config
     middle, half = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
     return replace(config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns))
 
 
-def normaliser_in(found: NormaliserConfig) -> Normaliser:
-    """The means and deviations that inputs are normalised by, if they are known."""
-    return normaliser_of(found.means, found.deviations)
+def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
+    """Yields the answers of all available clients to a question about their data. They get no parameters."""
+    available, stats = list(transport.available_clients()), ReplyStats()
+    asked, nothing = Work(trains=False, query=name), torch.zeros(0)
+    replies = transport.ask(
+        round_number=1, params=nothing, clip_norm=plan.first_clip_norm, cohort=available, work=asked
+    )
+    yield from stats.accept(replies)
+    stats.log_failures()
+    answered = len(available) - sum(stats.failures.values())
+    logger.info("%d of %d clients answered what their data are like", answered, len(available))
 
 
-def needs_normaliser(plan: Plan) -> bool:
-    """True if clients have to be asked before the first round."""
-    return plan.run.data.normalise == "private" and plan.run.normaliser.means is None
+def found_normaliser(run: RunContext, task: Task, answers: Replies) -> NormaliserConfig:
+    """The means and deviations that clients' answers to NORMALISE give. ConfigError as `ask`."""
+    query = query_of(NORMALISE, run.plan.run, task.shape)
+    found = query.read(ask(run, query, answers, name=NORMALISE))
+    normaliser = normaliser_from(found, shape_of_data(run.plan.run.statistics, task.shape))
+    logger.info("inputs are normalised by %d means and deviations that clients were asked for", len(normaliser.means))
+    return NormaliserConfig(list(normaliser.means), list(normaliser.deviations))
 
 
-def statistics_noise(plan: Plan, length: int) -> AnswerNoise:
-    """The release of the sum of all clients' answers of `length` numbers."""
-    everybody, noise_multiplier = float(plan.run.user.population_size), plan.run.statistics.noise_multiplier
-    return server_noise(plan, length, expected_cohort=everybody, noise_multiplier=noise_multiplier)
-
-
-def data_query(name: str, plan: Plan, task: Task) -> Query:
-    """The query about clients' data with a name of `OF_DATA`.
+def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
+    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
+    what the query is for; each has draws of its own.
 
     Raises:
-      ConfigError: such data have no such statistics, or no range.
+      ConfigError: it would pass the budget of the run, or of all runs if it charges an account; nobody is asked then.
     """
-    ranged = with_range(plan.run.statistics, plan.run.data.name, plan.data_path)
-    return query_of(name, replace(plan.run, statistics=ranged), task.shape)
+    event, ledger, what = run.plan.run.statistics.event, run.ledger, "asking clients about their data"
+    charged = Charge(BEFORE, USER, "", event)
+    try:
+        require_room_for(charged, what, ledger=ledger, budget=run.plan.budget())
+    except BudgetSpent as error:
+        raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
+    # What is asked again draws anew: the same noise on two sums would give their difference away.
+    source = run.source.child(name, ledger.spent(USER).num_releases)
+    how = statistics_noise(run.plan, query.length)
+    return answer_round(answers, how, event=event, source=source, charge=lambda _: ledger.charge([charged]))
+
+
+def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
+    """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written.
+
+    Raises:
+      ConfigError: asking would pass the budget; nobody is asked then.
+    """
+    query = query_of(STATISTICS, run.plan.run, task.shape)
+    found = query.read(ask(run, query, answers, name=STATISTICS))
+    told, user, path = run.plan.run, run.plan.guarantees[0], run.folder.path / "statistics.json"
+    epsilon, seeded = run.ledger.spent(USER).epsilon(told.delta, told.accountant), run.plan.seed is not None
+    spent = {
+        "noise_multiplier": told.statistics.noise_multiplier,
+        "unit": user.unit,
+        "adjacency": user.adjacency,
+        "delta": told.delta,
+        "epsilon": epsilon,
+        "accountant": told.accountant,
+        "protects_nobody": seeded,
+    }
+    numbers = {what: {of: asdict(one) for of, one in row.items()} for what, row in found.items()}
+    write_json(path, {"statistics": numbers, "privacy": spent})
+    nobody = "; seed is set, so that the noise protects nobody" if seeded else ""
+    return (
+        f"{_table(found)}\nuser-level: epsilon {epsilon:.4g} by {told.accountant} at delta {told.delta:g} spent by now "
+        f"({user.unit}; {user.adjacency}){nobody}\nwritten to {path}\n"
+    )
+
+
+def _table(found: Mapping[str, Mapping[str, Estimate]]) -> str:
+    rows = [("statistic", "of", "value", "standard error")]
+    for what, row in found.items():
+        rows += [(what, of, f"{one.value:.5g}", f"{one.standard_error:.2g}") for of, one in row.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)

@@ -14,8 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.evaluation.asked_data import answers_by, normalised, written_statistics
-from discreet.evaluation.private_statistics import data_query
+from discreet.evaluation.private_statistics import answers_by, written_statistics
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import transport_of
 from discreet.flower.server_messages import OwnMessages
@@ -25,12 +24,12 @@ from discreet.logs import log_to
 from discreet.models.models import frozen_digest
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.run_end import end_run
-from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS
+from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS, query_of
 from discreet.server.resuming import asked_settings
 from discreet.server.run_context import interruptible
 from discreet.server.run_folder import change_state, state_of
 from discreet.server.run_plan import answers_of
-from discreet.server.session import Session, check_secure, finish, prepare
+from discreet.server.session import Session, check_secure, finish, normalised, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.rules import ConfigError
@@ -93,7 +92,7 @@ def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
             if config.statistics.only:
                 ask_and_end(session, transport)
                 return
-            session = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
+            session = normalised(session, lambda: answers_by(transport, session.plan, NORMALISE))
             transport.messages = _messages(session)
             finish(session, strategy(session, transport_of(session.plan, transport)).run())
 
@@ -119,14 +118,14 @@ def _messages(session: Session) -> OwnMessages:
     if plan.query:
         lengths[EVALUATION] = answers_of(plan, plan.query).sent
     if plan.run.asks_of_data:
-        lengths |= {name: data_query(name, plan, session.task).length for name in OF_DATA}
+        lengths |= {name: query_of(name, plan.run, session.task.shape).length for name in OF_DATA}
     return OwnMessages(plan.run, lengths, frozen=frozen_digest(session.model))
 
 
 def ask_and_end(session: Session, transport: Transport) -> None:
     """Asks for `statistics.of`. The folder is one that a run can go on in."""
     plan, folder = session.plan, session.folder
-    text = written_statistics(session.context, session.task, answers_by(transport, session, STATISTICS))
+    text = written_statistics(session.context, session.task, answers_by(transport, session.plan, STATISTICS))
     for line in text.splitlines():
         logger.info("%s", line)
     folder.write_config({**plan.written, "statistics": {**plan.written["statistics"], "only": False}})

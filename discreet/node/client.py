@@ -109,8 +109,7 @@ class Client:
         run, name = request.run, request.work.query
         if name in OF_DATA:
             # A run that does not ask it does not plan to pay for it either.
-            private = run.data.normalise == "private" and not run.normaliser.means
-            asked = run.statistics.only if name == STATISTICS else private
+            asked = run.statistics.only if name == STATISTICS else run.needs_normaliser
             if not asked or request.work.trains or self.shape is None:
                 raise Refused(f"this run does not ask for {name} of clients' data")
             told = query_of(name, run, self.shape).answer(self.examples.inputs, self.examples.targets)

@@ -108,7 +108,7 @@ def _split(request: TrainRequest, examples: Examples, client_id: int) -> tuple[E
     normalised if the run says by what, but for a question about the data as they are."""
     run = request.run
     if request.work.query not in OF_DATA:
-        examples = normaliser_of(run.normaliser.means, run.normaliser.deviations).examples(examples)
+        examples = normaliser_of(run.normaliser).examples(examples)
     if not run.evaluation.private:
         return examples, None
     trained, held = split_rows(len(examples), client_id, share=run.evaluation.share)

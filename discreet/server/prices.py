@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 
 from discreet.accounting.accounting import pure_epsilon
-from discreet.accounting.calibration import noise_multiplier_for_epsilon, rounds_within
+from discreet.accounting.calibration import MAX_ROUNDS, noise_multiplier_for_releases
 from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, Turns, best_bandwidth
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
@@ -25,86 +26,48 @@ MOST_TURNS = 4096  # rounds of correlated noise that are looked at
 
 @dataclass(frozen=True)
 class Price:
-    """A way to sample, with its adjacency, an accountant for it, and the event of a round by its noise multiplier."""
+    """A way to sample, with its adjacency and an accountant for it.
+
+    Attributes:
+      event: of a round by its noise multiplier; of clients that take turns, of all rounds together.
+      turns: the turns of so many rounds, whose noise is correlated; its multiplier is that of each round's own noise.
+    """
 
     sampling: str
     adjacency: str
     accountant: str
     event: Callable[[float], DpEvent]
+    turns: Callable[[int], Turns] | None = None
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         """The epsilon of so many rounds."""
-        spent = PrivacyLedger().record(self.event(noise), rounds)
+        spent = PrivacyLedger(self._releases(noise, rounds))
         return pure_epsilon(spent.entries) if self.accountant == PURE else spent.epsilon(delta, self.accountant)
 
     def noise(self, epsilon: float, rounds: int, delta: float) -> float:
         """The noise multiplier with which so many rounds cost epsilon. Raises ValueError if there is none."""
         if self.accountant == PURE:
             return rounds / epsilon
-        return noise_multiplier_for_epsilon(
-            epsilon, make_event=self.event, count=rounds, delta=delta, accountant=self.accountant
+        return noise_multiplier_for_releases(
+            epsilon, releases=lambda noise: self._releases(noise, rounds), delta=delta, accountant=self.accountant
         )
 
     def rounds(self, noise: float, epsilon: float, delta: float) -> int:
-        """The number of rounds that fit in epsilon. Raises ValueError if it has no end."""
+        """The number of rounds that fit in epsilon. Raises ValueError: more than are looked at fit."""
         if self.accountant == PURE:
             return int(epsilon * noise * (1 + 1e-12))
-        return rounds_within(epsilon, event=self.event(noise), delta=delta, accountant=self.accountant)
-
-
-@dataclass(frozen=True)
-class TurnPrice:
-    """A `Price` of clients that take turns, with noise of one kind that is correlated over rounds; `groups`: of them.
-
-    The noise multiplier is that of each round's own noise, over the clip norm.
-    """
-
-    groups: int
-    kind: str
-    adjacency: str
-    accountant: str = PLD
-
-    @property
-    def sampling(self) -> str:
-        """The way in words."""
-        return f"cyclic, {self.kind}" if self.kind != NONE else "cyclic, independent"
-
-    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
-        """As `Price.epsilon`."""
-        run = noise / self._turns(rounds).sensitivity
-        return PrivacyLedger().record(GaussianDpEvent(run)).epsilon(delta, self.accountant)
-
-    def noise(self, epsilon: float, rounds: int, delta: float) -> float:
-        """As `Price.noise`."""
-        run = noise_multiplier_for_epsilon(
-            epsilon, make_event=GaussianDpEvent, count=1, delta=delta, accountant=self.accountant
-        )
-        return run * self._turns(rounds).sensitivity
-
-    def rounds(self, noise: float, epsilon: float, delta: float) -> int:
-        """As `Price.rounds`, with the bandwidth that is best for so many."""
-        if self.epsilon(noise, 1, delta) > epsilon:
-            return 0
-        least, most = 1, 2
+        few, most = 0, 1
         while self.epsilon(noise, most, delta) <= epsilon:
-            least, most = most, 2 * most
-            if least > MOST_TURNS:
-                raise ValueError(f"more than {MOST_TURNS} rounds fit: not computed")
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (middle, most) if self.epsilon(noise, middle, delta) <= epsilon else (least, middle)
-        return least
+            few, most = most, 2 * most
+            if few > (MAX_ROUNDS if self.turns is None else MOST_TURNS):
+                raise ValueError(f"more than {few} rounds fit: not computed")
+        between = range(few + 1, most)
+        return few + bisect_left(between, True, key=lambda rounds: self.epsilon(noise, rounds, delta) > epsilon)
 
-    def says(self, noise: float, rounds: int) -> str:
-        """The noise on the running sum of updates, in words."""
-        turns = self._turns(rounds)
-        found = noise * turns.running_sum_noise
-        band = f", bandwidth {turns.bandwidth}" if self.kind in (BSR, BISR) else ""
-        return f"{self.sampling}{band}: noise on the running sum of updates {found:.4g} clip norms (root mean square)"
-
-    def _turns(self, rounds: int) -> Turns:
-        width = best_bandwidth(self.kind, groups=self.groups, rounds=rounds)
-        return Turns(self.kind, width, self.groups, rounds)
+    def _releases(self, noise: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
+        if self.turns is None:
+            return ((self.event(noise), rounds),)
+        return ((self.event(noise / self.turns(rounds).sensitivity), 1),)
 
 
 @dataclass(frozen=True)
@@ -130,18 +93,24 @@ class Question:
         three = {"noise": self.noise, "epsilon": self.epsilon, "rounds": self.rounds}
         return {name: value for name, value in three.items() if value is not None}
 
-    def answer(self, price: Price | TurnPrice) -> float:
+    def answer(self, price: Price) -> float:
         """The third number. Raises ValueError if there is none."""
         asked = price.epsilon if self.epsilon is None else price.noise if self.noise is None else price.rounds
         return asked(**self._given, delta=self.delta)  # type: ignore[arg-type]
 
-    def running_sums(self, prices: Sequence[Price | TurnPrice]) -> list[str]:
+    def running_sums(self, prices: Sequence[Price]) -> list[str]:
         """The noise on the running sum, in words, of those whose noise is correlated."""
-        turns = [price for price in prices if isinstance(price, TurnPrice)]
-        asked = [(each, self.noise or self.answer(each), self.rounds or int(self.answer(each))) for each in turns]
-        return [each.says(noise, rounds) for each, noise, rounds in asked if rounds]
+        said = []
+        for price in prices:
+            rounds = price.turns and (self.rounds or int(self.answer(price)))
+            if price.turns and rounds:
+                turns, noise = price.turns(rounds), self.noise or self.answer(price)
+                band = f", bandwidth {turns.bandwidth}" if turns.kind in (BSR, BISR) else ""
+                found = f"{noise * turns.running_sum_noise:.4g} clip norms (root mean square)"
+                said.append(f"{price.sampling}{band}: noise on the running sum of updates {found}")
+        return said
 
-    def rows(self, prices: Sequence[Price | TurnPrice]) -> list[dict[str, object]]:
+    def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:
         """All prices side by side; the answer of each against the first one, or the reason why there is none."""
         name = "epsilon" if self.epsilon is None else "noise multiplier" if self.noise is None else "rounds"
         rows, first = list[dict[str, object]](), 0.0
@@ -158,7 +127,7 @@ class Question:
         return rows
 
 
-def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price | TurnPrice]:
+def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price]:
     """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size.
 
     Raises:
@@ -193,23 +162,28 @@ def own_price(mechanism: str, population: int, cohort: int) -> Price:
     return Price(mechanism, found.statement().adjacency, RDP if found.only_rdp else PLD, found.event)
 
 
-def turn_prices(groups: int, *, adjacency: str) -> list[Price | TurnPrice]:
+def turn_prices(groups: int, *, adjacency: str) -> list[Price]:
     """Clients that take turns, with each kind of noise. Raises ValueError: no groups."""
     if groups < 1:
         raise ValueError(f"--groups must be at least 1 (got {groups})")
-    return [TurnPrice(groups, kind, adjacency) for kind in (BSR, BISR, SQRT, NONE)]
+
+    def price(kind: str) -> Price:
+        def turns(rounds: int) -> Turns:
+            return Turns(kind, best_bandwidth(kind, groups=groups, rounds=rounds), groups, rounds)
+
+        return Price(f"cyclic, {kind if kind != NONE else 'independent'}", adjacency, PLD, GaussianDpEvent, turns)
+
+    return [price(kind) for kind in (BSR, BISR, SQRT, NONE)]
 
 
-LOCAL_PRICES: list[Price | TurnPrice] = [
+LOCAL_PRICES: list[Price] = [
     Price("gaussian, L2", "replace", PLD, GaussianDpEvent),
     Price("laplace, L1", "replace", PLD, LaplaceDpEvent),
     Price("laplace, L1", "replace", PURE, LaplaceDpEvent),
 ]
 
 
-def secure_prices(
-    event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one"
-) -> list[Price | TurnPrice]:
+def secure_prices(event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one") -> list[Price]:
     """Secure aggregation, whose sum has an event, and beside it a server that is trusted to add the same noise."""
     return [
         Price("secure aggregation", "zero-out", RDP, event),

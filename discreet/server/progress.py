@@ -21,12 +21,7 @@ COLUMNS = ("round {task.fields[round]}/{task.total:.0f}", "{task.fields[clients]
 
 
 class Progress:
-    """One line at the end of a terminal; the log goes above it.
-
-    Args:
-      rounds: that are planned.
-      clock: seconds.
-    """
+    """One line at the end of a terminal, of so many planned `rounds`; the log goes above it. `clock`: seconds."""
 
     def __init__(self, stream: TextIO, rounds: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream, self.clock = stream, clock
@@ -63,9 +58,8 @@ class Progress:
 
     def counted(self, replies: Iterable[Brought], *, cohort: int) -> Iterator[Brought]:
         """Passes replies on, and shows that they come."""
-        self._round += 1
+        self._round, arrived = self._round + 1, 0
         self._show(0, cohort)
-        arrived = 0
         for reply in replies:
             clients = reply.replies if isinstance(reply, PartialReply | UnopenedSum) else 1
             arrived, self._clients = arrived + clients, self._clients + clients
@@ -76,10 +70,10 @@ class Progress:
         now = self.clock()
         if self._display.disable or now - self._last < SECONDS_BETWEEN:
             return
-        self._last = now
+        self._last, done = now, arrived / cohort if cohort else 1
         self._display.update(
             self.line.id,
-            completed=self._round - 1 + (arrived / cohort if cohort else 1),
+            completed=self._round - 1 + done,
             round=self._round,
             clients=f"{arrived}/{cohort}",
             rate=f"{self._clients / max(now - self._started, 1e-9):.3g} clients/s",

@@ -24,7 +24,6 @@ CHANGEABLE = (
     *("server.learning_rate", "server.momentum", "server.round_timeout", "training.learning_rate", "training.momentum"),
 )
 WHICH_RUN = ("resume", "output_dir")
-TARGET = "privacy.user.target_epsilon"
 
 Flat = Mapping[str, Any]
 
@@ -33,7 +32,7 @@ def asked_settings(words: Sequence[str], *, defaults: Sequence[str] = (), conf: 
     """The settings that overrides ask for; with `resume=true` those of the run in output_dir. The run folder is named.
 
     A run that goes on keeps its noise, its budget as it stands, and all that decides privacy. Overrides may repeat what
-    it has, and change what `CHANGEABLE` names; an experiment may be repeated, and changes nothing.
+    it was asked for, and change what `CHANGEABLE` names; an experiment may be repeated, and changes nothing.
 
     Args:
       words: overrides, as on the command line.
@@ -52,14 +51,17 @@ def asked_settings(words: Sequence[str], *, defaults: Sequence[str] = (), conf: 
         return replace(config, output_dir=str(output_folder(config.output_dir)))
     if asked.output_dir is None:
         raise ConfigError("output_dir must be given with resume=true: the folder of the run that goes on")
-    path = output_folder(str(asked.output_dir))
-    before, wanted = RunFolder(path).read_config(), cast(Flat, OmegaConf.to_container(asked, resolve=True))
-    if before.model.name == FLOWER_APP:
-        raise ConfigError(f"output_dir={path} is a run of another Flower app: it goes on there, by resume=True")
-    settings = OmegaConf.create(described(before))
-    for name, value in _changes(words, flat(described(before)), wanted, conf).items():
-        OmegaConf.update(settings, name, value)
-    return replace(parse_config(settings), output_dir=str(path), resume=True)
+    folder = RunFolder(output_folder(str(asked.output_dir)))
+    kept = folder.read_config()
+    if kept.model.name == FLOWER_APP:
+        raise ConfigError(f"output_dir={folder.path} is a run of another Flower app: it goes on there, by resume=True")
+    wanted, was = flat(cast(Flat, OmegaConf.to_container(asked, resolve=True))), flat(described(kept))
+    before = folder.read_config(name=ASKED) if (folder.path / ASKED).exists() else kept
+    settings, first = OmegaConf.create(described(kept)), flat(described(before))
+    for word, name in _given(words, [*was, *wanted], conf_for(words, conf or conf_folder())):
+        if _is_new(word, name, wanted.get(name), was, first) and not word.startswith("experiment="):
+            OmegaConf.update(settings, name, wanted[name])
+    return replace(parse_config(settings), output_dir=str(folder.path), resume=True)
 
 
 def same_settings(asked: Settings) -> Settings:
@@ -69,30 +71,25 @@ def same_settings(asked: Settings) -> Settings:
       ConfigError: one line that names a setting that is not what it was, and is not among `CHANGEABLE`.
     """
     folder = RunFolder(output_folder(asked.output_dir))
-    before = folder.read_config()
-    was, now = (flat(described(config)) for config in (folder.read_config(name=ASKED), asked))
-    for name, value in now.items():
-        if name not in WHICH_RUN and not _is_changeable(name) and value != was[name]:
-            raise ConfigError(f"{name}={value} can't change a run that is resumed: it has {name}={was[name]}")
-    return replace(asked, privacy=before.privacy)
+    kept = folder.read_config()
+    first = flat(described(folder.read_config(name=ASKED)))
+    for name, value in flat(described(asked)).items():
+        _is_new(f"{name}={value}", name, value, first, first)
+    return replace(asked, privacy=kept.privacy)
 
 
-def _changes(words: Sequence[str], kept: Flat, asked: Flat, conf: Path | None) -> dict[str, object]:
-    """The changes that words make to the flat settings of a run."""
-    wanted, changes = flat(asked), dict[str, object]()
-    for word, name in _given(words, [*kept, *wanted], conf_for(words, conf or conf_folder())):
-        if name == TARGET:
-            _check_target(word, wanted[name], kept)
-        elif name not in WHICH_RUN and wanted.get(name) != kept.get(name):
-            if word.startswith("experiment=") and _is_changeable(name):
-                continue
-            if not _may_change(name, kept):
-                raise ConfigError(
-                    f"{word} can't change a run that is resumed: it has {name}={kept.get(name)}. What may change is "
-                    f"{', '.join(free for free in CHANGEABLE if _may_change(free, kept))}"
-                )
-            changes[name] = wanted[name]
-    return changes
+def _is_new(word: str, name: str, value: object, was: Flat, first: Flat) -> bool:
+    """True if a word changes a setting; ConfigError if it may not. A setting may be as the run `was`, or as it was
+    asked for at `first`, before a target became its noise and its budget."""
+    if name in WHICH_RUN or value == was.get(name):
+        return False
+    if _may_change(name, was):
+        return True
+    if value == first.get(name):
+        return False
+    has, free = was.get(name), ", ".join(each for each in CHANGEABLE if _may_change(each, was))
+    has = first.get(name) if has is None else has
+    raise ConfigError(f"{word} can't change a run that is resumed: it has {name}={has}. What may change is {free}")
 
 
 def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[tuple[str, str]]:
@@ -108,21 +105,7 @@ def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[t
                 yield str(word.input_line), name
 
 
-def _check_target(word: str, target: float | None, kept: Flat) -> None:
-    """The noise that a target chose is in the configuration, the target itself only as the budget that it became."""
-    noise, budget = kept["privacy.user.noise_multiplier"], kept["privacy.user.max_epsilon"]
-    if target is not None and target != budget:
-        raise ConfigError(
-            f"{word} can't change a run that is resumed: it keeps its noise multiplier {noise} and its budget "
-            f"{budget}; leave it out"
-        )
-
-
-def _is_changeable(name: str) -> bool:
-    return any(name == free or name.startswith(f"{free}.") for free in CHANGEABLE)
-
-
 def _may_change(name: str, kept: Flat) -> bool:
     if name == "rounds":  # they decide the noise of clients that have a total to spread over them
         return kept["privacy.example.target_epsilon"] is None and kept["privacy.local.epsilon"] is None
-    return _is_changeable(name)
+    return any(name == free or name.startswith(f"{free}.") for free in CHANGEABLE)

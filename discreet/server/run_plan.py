@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
+from dataclasses import replace
+
+from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.evaluation.private_evaluation import EvaluationPlan
 from discreet.mechanisms.mechanism import PlainSum, ServerRelease, expected_cohort, terms_of
 from discreet.mechanisms.mechanism_table import own_noise
@@ -18,7 +20,7 @@ def cohort_sampling(plan: Plan) -> CohortSampling:
     return CohortSampling(user.sampling, user.probability, user.population_size, user.groups)
 
 
-def round_settings(plan: Plan, *, answers: AnswerNoise | NoisedByClients | None = None) -> RoundSettings:
+def round_settings(plan: Plan, *, answers: AnswerNoise | None = None) -> RoundSettings:
     """A round's public constants. `answers`: how answers to a query are released, for rounds in which clients also rate
     the model."""
     release: ServerRelease = PlainSum()
@@ -27,9 +29,7 @@ def round_settings(plan: Plan, *, answers: AnswerNoise | NoisedByClients | None 
     return RoundSettings(expected_cohort(plan.run), plan.optimizer, release, answers)
 
 
-def server_noise(
-    plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float, probability: float = 1.0
-) -> AnswerNoise:
+def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerNoise:
     """The noise of a run's server on a sum of answers of so many numbers: on the grid, in float or by secure sum, as on
     updates."""
     return AnswerNoise(
@@ -39,19 +39,22 @@ def server_noise(
         draws=PRIVACY_DRAWS.get(plan.run.noise, 1),
         on_grid=plan.run.noise == "grid",
         largest_cohort=plan.run.user.population_size,
-        probability=probability,
     )
 
 
-def answers_of(plan: Plan, query: Query) -> AnswerNoise | NoisedByClients:
+def statistics_noise(plan: Plan, length: int) -> AnswerNoise:
+    """The release of the sum of all clients' answers of `length` numbers about their data."""
+    everybody = float(plan.run.user.population_size)
+    return server_noise(plan, length, expected_cohort=everybody, noise_multiplier=plan.run.statistics.noise_multiplier)
+
+
+def answers_of(plan: Plan, query: Query) -> AnswerNoise:
     """The release of answers to a query: noised at the server, or by each client."""
-    cohort, probability = expected_cohort(plan.run), plan.run.user.probability
-    own, noise_multiplier = own_noise(plan.run, query.l1_norm), plan.run.evaluation.noise_multiplier
-    if own is None:
-        how = {"expected_cohort": cohort, "noise_multiplier": noise_multiplier, "probability": probability}
-        return server_noise(plan, query.length, **how)
-    law = noise_multiplier, probability, own.unit
-    return NoisedByClients(query.length, cohort, *law, of_examples=own.of_examples)
+    run, own = plan.run, own_noise(plan.run, query.l1_norm)
+    noise = server_noise(
+        plan, query.length, expected_cohort=expected_cohort(run), noise_multiplier=run.evaluation.noise_multiplier
+    )
+    return replace(noise, probability=run.user.probability, own=own, on_grid=noise.on_grid and own is None)
 
 
 def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
@@ -63,5 +66,5 @@ def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
         noise = terms_of(plan.mechanism).noise_multiplier
         assert noise is not None
         event = plan.mechanism.event(noise, trains=False, rates=True, sizes=plan.sizes)
-    joined = round_settings(plan, answers=answers_of(plan, plan.query))
-    return EvaluationPlan(plan.run.evaluation, plan.query, joined, event)
+    answers = answers_of(plan, plan.query)
+    return EvaluationPlan(plan.run.evaluation, plan.query, answers, round_settings(plan, answers=answers), event)

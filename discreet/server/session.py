@@ -20,12 +20,14 @@ from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import Task
 from discreet.data.folder import FOLDER
+from discreet.data.normalising import normaliser_of
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES, FolderError
 from discreet.data.tokens import pretrained_folder
 from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
-from discreet.evaluation.private_statistics import normaliser_in, with_constants
+from discreet.evaluation.private_statistics import found_normaliser, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.sums import Replies
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.model_check import check_fits, num_params_of
 from discreet.models.models import flatten_parameters, load_parameters, model_for
@@ -143,7 +145,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         task = load_task(settings.data.name, path=settings.data.path)
         _check_weights(settings)
         config = with_constants(replace(settings, task=resolved_task(settings.task, task)), task)
-        task = normaliser_in(config.normaliser).task(task)
+        task = normaliser_of(config.normaliser).task(task)
         check_fits(config.model, task)
         run = client_settings(config)
         query, num_params = evaluation_query(run, task), num_params_of(config.model, task)
@@ -189,6 +191,22 @@ def _check_test_set(plan: Plan, task: Task) -> None:
         raise ConfigError("operations.predictions=true needs a test set, and these data have none")
 
 
+def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
+    """The session of a run with `data.normalise=private`, whose clients have been asked what inputs are normalised by;
+    any other session as it is, and one that goes on. Means and deviations are in the run folder from then on.
+
+    Raises:
+      ConfigError: asking would pass the budget; nobody is asked then.
+    """
+    plan, task, run = session.plan, session.task, session.context
+    if not plan.run.needs_normaliser:
+        return session
+    found = found_normaliser(run, task, answers())
+    plan = replace(plan, run=replace(plan.run, normaliser=found), written={**plan.written, "normaliser": asdict(found)})
+    run.folder.write_config(plan.written)
+    return replace(session, context=replace(run, plan=plan), task=normaliser_of(found).task(task))
+
+
 def finish(session: Session, outcome: Outcome) -> None:
     """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
     plan, folder = session.plan, session.folder
@@ -201,7 +219,7 @@ def finish(session: Session, outcome: Outcome) -> None:
         "num_classes": str(session.task.shape.num_classes),
         "num_tokens": str(session.task.shape.num_tokens),
         "target": json.dumps(asdict(session.task.shape.target)),
-        "normaliser": json.dumps(asdict(normaliser_in(plan.run.normaliser))),
+        "normaliser": json.dumps(asdict(normaliser_of(plan.run.normaliser))),
     }
     if plan.model.lora.kind != "none":
         load_parameters(session.model, outcome.model.params)

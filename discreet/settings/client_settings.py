@@ -183,6 +183,11 @@ class ClientSettings:
         """True if clients are asked about their data before the first round."""
         return self.data.normalise == "private" or self.statistics.only
 
+    @property
+    def needs_normaliser(self) -> bool:
+        """True if clients have to be asked before the first round what their inputs are normalised by."""
+        return self.data.normalise == "private" and not self.normaliser.means
+
     def check_server_noise(self, what: str) -> None:
         """Raises ConfigError if noise at the server, for clients that are added or removed, does not pay for `what`."""
         if not self.user.enabled or self.example.enabled:

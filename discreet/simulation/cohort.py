@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from discreet.data.partition import Numbers
-from discreet.evaluation.answer_sum import AnswerNoise, NoisedByClients
+from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import ServerRelease
 from discreet.mechanisms.sums import PartialReply
@@ -133,14 +133,13 @@ class _Trainer:
     example_norm: float
     engine: Engine
     release: ServerRelease
-    answers: AnswerNoise | NoisedByClients | None
+    answers: AnswerNoise | None
     vector: SecureSum | None = None
 
     @property
     def is_exact(self) -> bool:
         """True if its sums are of whole numbers, so that their order does not matter."""
-        answers = self.answers is None or (isinstance(self.answers, AnswerNoise) and self.answers.on_grid)
-        return self.vector is not None or (self.release.exact and answers)
+        return self.vector is not None or (self.release.exact and (self.answers is None or self.answers.on_grid))
 
     def on(self, device: str) -> _Trainer:
         """The same, with its data and its models there."""

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from discreet.data.examples import Task
 from discreet.data.partition import client_examples_of
-from discreet.evaluation.asked_data import normalised
-from discreet.evaluation.private_statistics import needs_normaliser
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism_table import masked_mechanism, mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
@@ -22,9 +20,9 @@ from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
-from discreet.queries.query import Query
+from discreet.queries.query import NORMALISE, query_of
 from discreet.server.plan import Plan
-from discreet.server.session import Session, finish, prepare, resolve, training_run
+from discreet.server.session import Session, finish, normalised, prepare, resolve, training_run
 from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
 from discreet.server.transport import Failure, RoundAbandoned, Transport
@@ -136,7 +134,7 @@ def simulate(
         torch.set_num_threads(1)
     with ExitStack() as stack:
         session = prepare(config, simulated=True, held=stack, decided=decided)
-        session = normalised(session, lambda query: data_answers(query, session.plan, session.task))
+        session = normalised(session, lambda: data_answers(NORMALISE, session.plan, session.task))
         transport = asked_by(session, stack)
         text = config.operations.log_format == "text"
         rounds = training_run(session, transport, on_round=on_round)
@@ -169,7 +167,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     """
     plan = session.plan
     _check_trains(plan.run)
-    if needs_normaliser(plan):
+    if plan.run.needs_normaliser:
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(plan.device)
     uncovered = _not_batched(plan.run, plan.engine)
@@ -235,9 +233,10 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
     return BatchedTransport(plan, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
 
 
-def data_answers(query: Query, plan: Plan, task: Task) -> Iterator[TrainReply]:
-    """Each client's answer, from the examples that it trains on. `task` is as it was loaded, not normalised."""
-    run = plan.run
+def data_answers(name: str, plan: Plan, task: Task) -> Iterator[TrainReply]:
+    """Each client's answer to a query about its data, from the examples that it trains on. `task` is as it was loaded,
+    not normalised."""
+    run, query = plan.run, query_of(name, plan.run, task.shape)
     clients = trained_on(client_examples_of(task, run.data), run.evaluation)
     for client in range(run.data.num_clients):
         held = task.train.subset(torch.from_numpy(clients.examples(client)))

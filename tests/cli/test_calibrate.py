@@ -10,7 +10,7 @@ import pytest
 
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.server.prices import (
-    TurnPrice,
+    Price,
     masked_sum,
     sampled_prices,
     secure_prices,
@@ -106,7 +106,7 @@ def test_turns_stand_beside_the_other_ways_of_sampling(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("price", turn_prices(5, adjacency="add or remove one"), ids=lambda price: price.sampling)
-def test_noise_epsilon_and_rounds_of_turns_answer_each_other(price: TurnPrice) -> None:
+def test_noise_epsilon_and_rounds_of_turns_answer_each_other(price: Price) -> None:
     noise = price.noise(epsilon=8.0, rounds=50, delta=1e-5)
     assert price.epsilon(noise, 50, 1e-5) == pytest.approx(8.0, rel=1e-3)
     assert price.rounds(noise, 8.0, 1e-5) >= 50

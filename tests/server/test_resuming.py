@@ -9,7 +9,7 @@ import pytest
 
 from discreet.server.plan import resolve_noise
 from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder
+from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
@@ -29,6 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = replace(resolve_noise(load_config(STARTED)), output_dir=str(folder))
     simulate(replace(config, rounds=1))
     RunFolder(folder).write_config(described(config))
+    RunFolder(folder).write_config(described(load_config(STARTED)), name=ASKED)
     return folder
 
 
@@ -58,7 +59,7 @@ def test_what_is_no_matter_of_privacy_may_be_changed(run: Path) -> None:
 
 REFUSED = {
     "privacy.user.noise_multiplier=2": "it has privacy.user.noise_multiplier=",
-    "privacy.user.target_epsilon=8": "it keeps its noise multiplier",
+    "privacy.user.target_epsilon=8": "it has privacy.user.target_epsilon=4",
     "privacy.user.max_epsilon=9": "it has privacy.user.max_epsilon=4",
     "privacy.delta=1e-4": "it has privacy.delta=0.001",
     "sampling.probability=0.5": "it has sampling.probability=0.3",

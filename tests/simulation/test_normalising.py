@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.evaluation.asked_data import answers_by, normalised
 from discreet.evaluation.predictions import load_model, predict
+from discreet.evaluation.private_statistics import answers_by
 from discreet.flower.serving import ask_and_end
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.queries.query import NORMALISE
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
-from discreet.server.session import prepare
+from discreet.server.session import normalised, prepare
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, simulate
@@ -101,7 +101,7 @@ def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
         transport = InProcessTransport(session.plan, str(session.folder.path))
-        asked = normalised(session, lambda _: answers_by(transport, session, NORMALISE))
+        asked = normalised(session, lambda: answers_by(transport, session.plan, NORMALISE))
     assert asked.plan.run.normaliser == RunFolder(private).read_config().normaliser
     assert session.context.ledger.spent("user").num_releases == 1
 

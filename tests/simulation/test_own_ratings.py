@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 
 from discreet.accounting.accounting import pure_epsilon
 from discreet.data.examples import TaskShape
-from discreet.evaluation.answer_sum import NoisedByClients
+from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.evaluation.private_evaluation import EvaluationPlan
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.local_dp_sgd import OwnNoise
@@ -84,7 +84,7 @@ def test_ratings_are_within_two_standard_errors_in_19_of_20_draws() -> None:
     shares, sizes = torch.rand(40, generator=draw).double(), torch.randint(5, 60, (40,), generator=draw).tolist()
     exact, within = float(shares.mean()), 0
     for seed in range(200):
-        total, source = NoisedByClients(1, 40.0, 4.0).empty(), seeded_source(seed)
+        total, source = AnswerNoise(1, 40.0, 4.0, own=OwnNoise(4.0)).empty(), seeded_source(seed)
         for row, size in enumerate(sizes):
             sent = OwnNoise(4.0).noised(2 * (shares[row : row + 1] - 0.5), size, source.child(row))
             total.take(TrainReply(1, torch.zeros(1), below=True, answer=sent))
@@ -102,7 +102,7 @@ WRONG = {
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG.keys())
 def test_an_answer_that_can_not_be_one_adds_zero(answer: torch.Tensor) -> None:
-    total = NoisedByClients(1, 2.0, 1.0).empty()
+    total = AnswerNoise(1, 2.0, 1.0, own=OwnNoise(1.0)).empty()
     total.add(torch.stack([torch.tensor([0.25, 4.0]), answer]))
     assert total.part() == (0.25, 4.0)
 
