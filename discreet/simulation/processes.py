@@ -119,13 +119,14 @@ def ray_environment(folder: Path) -> dict[str, str]:
 
 
 def carrying(name: str, value: str) -> list[int]:
-    """The other processes that were started with this value of a variable; none if the system has no /proc."""
+    """The other processes that were started with this value of a variable, and all below them: one that gives itself a
+    title may lose its variables. None if the system has no /proc."""
     found = []
     for pid in below(0):
         with suppress(OSError):  # it has ended in the meantime, or is another user's
             if f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)
-    return [pid for pid in found if pid != os.getpid()]
+    return list({*found, *(inner for pid in found for inner in below(pid))} - {os.getpid()})
 
 
 def end_carrying(name: str, value: str, *numbers: signal.Signals) -> None:
