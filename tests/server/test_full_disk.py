@@ -9,7 +9,9 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dp_accounting import GaussianDpEvent
@@ -45,12 +47,13 @@ class Full(sqlite3.Connection):
 def no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     replace, seen = run_folder.replace_file, list[str]()
 
-    def replace_until_full(path: Path, content: bytes, *, flush: bool = True) -> None:
+    def replace_until_full(path: Path, content: bytes, **how: Any) -> None:
         seen.append(path.name)
         if seen.count("state.safetensors") > 1:
             raise FULL
-        replace(path, content, flush=flush)
+        replace(path, content, **how)
 
+    import_module("discreet.cli.sweep")  # what it has of the name is not to be this one for good
     monkeypatch.setattr(run_folder, "replace_file", replace_until_full)
 
 
