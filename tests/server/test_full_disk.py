@@ -45,11 +45,11 @@ class Full(sqlite3.Connection):
 def no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     replace, seen = run_folder.replace_file, list[str]()
 
-    def replace_until_full(path: Path, content: bytes, *, flush: bool = True) -> None:
+    def replace_until_full(path: Path, content: bytes, **how: int) -> None:
         seen.append(path.name)
         if seen.count("state.safetensors") > 1:
             raise FULL
-        replace(path, content, flush=flush)
+        replace(path, content, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(run_folder, "replace_file", replace_until_full)
 
