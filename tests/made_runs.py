@@ -8,7 +8,7 @@ from pathlib import Path
 
 from discreet.ledger.durable_ledger import Charge
 from discreet.server.plan import plan_of, resolve_noise
-from discreet.server.run_folder import ASKED, RunFolder
+from discreet.server.run_folder import ASKED, RunFolder, write_json
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
 
@@ -42,5 +42,5 @@ def make_run(
             row["epsilon_user"] = float(number)
         folder.append_metrics(row)
     if ended:
-        folder.write_privacy(ENDED)
+        write_json(folder.path / "privacy.json", ENDED)
     return folder

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Kept(Protocol):
-    """Tensors that outlive a round: of a run on disk, by `discreet.server.run_secrets`."""
+    """Tensors that outlive a round: of a run on disk, by `discreet.server.run_folder.RunSecrets`."""
 
     def load(self) -> Mapping[str, Tensor]:
         """What was saved last; empty before."""

@@ -24,13 +24,11 @@ class NoiseOutlook:
 
     Attributes:
       ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
-      feedback: see `noise_ratio.noise_feedback` and docs/pitfalls.md; 0 with Adam and Yogi, and if clients share a step
-        at example level.
-      limit: the largest feedback with which such a run learns.
-      early: whether the run is over before the noise has grown: it is warned of, and not refused.
+      feedback, limit: of `noise_ratio.noise_feedback` (docs/pitfalls.md), and the largest with which a run learns; 0
+        with Adam and Yogi, and if clients share a step at example level.
+      early: the run is over before the noise has grown: it is warned of, and not refused.
       remedies: numbers of clients, and of parameters, with which the feedback would be at its limit.
-      fixed_norm: the setting of the clip norm if that is of an example's gradient, and never moves: the noise is then
-        that of the gradients' mean.
+      fixed_norm: the setting of the clip norm if that is of an example's gradient, and never moves.
     """
 
     ratio: float
@@ -92,12 +90,8 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
 
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
-    """Refuses a run that will not learn, unless it is told to warn or has begun already. `of_rounds`: the plan of the
-    same settings with so many rounds, in which a target is met anew.
-
-    Raises:
-      ConfigError: the run will not learn; the message names settings that will.
-    """
+    """Raises ConfigError if a run will not learn, with settings that will, unless it is told to warn or has begun
+    already. `of_rounds`: the plan of the same settings with so many rounds, in which a target is met anew."""
     if plan.resume or plan.too_noisy == "warn":
         return
     outlook = noise_outlook(plan)
@@ -109,12 +103,11 @@ def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
 
 
 def _remedies(plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]) -> Iterator[str]:
-    """One change each that brings the run within its limit."""
-    rounds = plan.run.rounds
+    rounds, optimizer = plan.run.rounds, plan.optimizer
     while noise_outlook(of_rounds(rounds)).refused:
         rounds = max(EARLY_ROUNDS, rounds // 2)
     yield f"rounds={rounds}"
-    shrinks = isinstance(plan.optimizer, ServerSGD) and plan.optimizer.shrink_with_noise
+    shrinks = isinstance(optimizer, ServerSGD) and optimizer.shrink_with_noise
     if not shrinks and outlook.feedback <= LARGEST_FEEDBACK_SHRINKING:
         yield "server.shrink_with_noise=true"
     yield from outlook.remedies

@@ -37,10 +37,7 @@ class Plan:
     Attributes:
       run: what clients are told, with the noise that a target chose.
       model: with the folder that it lies in, which clients are not told.
-      clip: of updates at the server.
-      output: the run folder of a run that names one.
       account, population: the file that the run charges before its own ledger, and whose account it is.
-      too_noisy: refuse or warn, if noise will drive the model.
       deciding: what decides the cost of a release, flat: a run that is resumed must have the same.
       written, asked: the settings as config.yaml and asked.yaml have them: decided, and as a person wrote them.
       num_params: of the model, or as many as are planned for before it is known.
@@ -80,12 +77,10 @@ class Plan:
 
     @cached_property
     def mechanisms(self) -> dict[str, Mechanism]:
-        """The mechanisms by their guarantees; those that are off are left out."""
         return table.mechanisms_of(self.run)
 
     @cached_property
     def mechanism(self) -> ServerMechanism | None:
-        """The mechanism whose releases the server is charged for; None if clients alone noise what they send."""
         return table.server_mechanism(self.run)
 
     @cached_property
@@ -102,7 +97,6 @@ class Plan:
 
     @property
     def accounts_itself(self) -> bool:
-        """True if each client accounts a guarantee in a ledger of its own."""
         return table.accounts_itself(self.run)
 
     @property
@@ -160,24 +154,14 @@ def plan_of(
 
 
 def planned(settings: Settings) -> Plan:
-    """The plan of a run of which neither data nor model are known yet.
-
-    Raises:
-      ConfigError: no noise reaches the target.
-    """
+    """The plan of a run of which neither data nor model are known yet. ConfigError: no noise reaches the target."""
     return plan_of(resolve_noise(settings), asked=settings)
 
 
 def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
-    """The settings with the noise multiplier that the target of the server's mechanism asks for, and its budget, filled
-    in.
-
-    A target is met by the smallest noise multiplier whose epsilon after the planned rounds is at most the target, and
-    becomes the budget unless `max_epsilon` is given. `sizes`: of what is masked under secure aggregation.
-
-    Raises:
-      ConfigError: no noise reaches the target.
-    """
+    """The settings with the smallest noise multiplier whose epsilon after the planned rounds is at most the target of
+    the server's mechanism. The target becomes the budget unless `max_epsilon` is given. `sizes`: of what is masked
+    under secure aggregation. ConfigError: no noise reaches the target."""
     mechanism = table.server_mechanism(client_settings(settings))
     if mechanism is None:
         return settings

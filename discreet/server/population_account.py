@@ -1,8 +1,8 @@
 """One account over all runs on the same people: what a population has spent, whoever spent it.
 
-A run's own ledger says what the run has cost. If `privacy.user.account` names an account, each charge to that ledger is
-charged to the account first, and `max_epsilon` holds over all that the account has: the epsilon of all runs together,
-by composition of every event that any of them charged. Adjacency and unit are those of `privacy.user`.
+If `privacy.user.account` names an account, each charge to a run's own ledger is charged to the account first, and
+`max_epsilon` holds over all that the account has: the epsilon of all runs together, by composition of every event that
+any of them charged. Adjacency and unit are those of `privacy.user`.
 
 An account is a `DurableLedger`: made once, chained, known to this machine. Its rows bear the run that charged them.
 """
@@ -23,7 +23,7 @@ from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.server.plan import Plan
 from discreet.server.run_folder import ACCOUNT, RunFolder
 from discreet.settings.privacy import USER
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import require
 
 ADJACENCIES = ("add or remove one client", "replace one client")
 SETTINGS = {  # which setting decides a fact of a population
@@ -49,15 +49,10 @@ class Population:
     delta: float
 
     def __post_init__(self) -> None:
-        if not self.name.strip():
-            raise ConfigError("the name of a population must not be empty")
-        if self.adjacency not in ADJACENCIES:
-            raise ConfigError(f"the adjacency of a population must be one of {', '.join(ADJACENCIES)}")
-        if self.size < 1 or not 0 < self.delta < 1 / self.size:
-            raise ConfigError(
-                f"a population must have at least 1 client, and delta must be within (0, 1 / {max(self.size, 1)}) "
-                f"(got {self.size} clients, delta {self.delta:g})"
-            )
+        require(bool(self.name.strip()), "the name of a population", "a text", "''")
+        require(self.size >= 1, "the size of a population", "at least 1", self.size)
+        rule = f"within (0, 1 / {self.size}), one in its clients"
+        require(0 < self.delta < 1 / self.size, "the delta of a population", rule, self.delta)
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -67,12 +62,8 @@ class Population:
 
 
 class PopulationAccount:
-    """The account of a population, as one run sees it.
-
-    Args:
-      path: the file.
-      population: what the run takes the population to be.
-      budget: of all runs together, unless the account was made with a smaller one.
+    """The account of a population in a file, as one run sees it. `budget`: of all runs together, unless the account was
+    made with a smaller one.
 
     Raises:
       LedgerError: the account is missing, damaged, or of another population; the message names the setting.
@@ -80,36 +71,31 @@ class PopulationAccount:
 
     def __init__(self, path: Path, population: Population, budget: ServerBudget) -> None:
         if not path.is_file():
+            replaced = " --replace" if population.adjacency == ADJACENCIES[1] else ""
             raise LedgerError(
                 f"privacy.user.account={path} is missing: put it back, what was spent is not forgotten with it. If "
-                f"this population was never charged, make it: {_command(path, population)}"
+                f"this population was never charged, make it: discreet ledger create {path} --population "
+                f"{population.name!r} --size {population.size} --delta {population.delta:g}{replaced}"
             )
-        self.ledger, self.population = DurableLedger(path), population
+        self.path, self.ledger, self.population, self.run = path, DurableLedger(path), population, ""
         facts = self.ledger.facts()
-        _check_population(path, population, facts)
+        if not is_account(facts):
+            raise LedgerError(f"privacy.user.account={path} is the ledger of a run or of a node, not of a population")
+        for name, setting in SETTINGS.items():
+            if facts[name] != getattr(population, name):
+                raise LedgerError(
+                    f"{setting} does not fit privacy.user.account={path}: the population's {name} is {facts[name]} "
+                    f"there, and {getattr(population, name)} in this run"
+                )
         largest = min((each for each in (budget.max_epsilon, facts[LIMIT]) if each is not None), default=None)
         name = budget.name if largest == budget.max_epsilon else f"max_epsilon of {path}"
         whose = f" over all runs on {population.name}"
         self.budget = replace(budget, max_epsilon=largest, name=name, whose=whose)
-        self.run = ""
 
     @classmethod
     def of(cls, plan: Plan) -> Self | None:
-        """The account of a run, None if it names none.
-
-        Raises:
-          LedgerError: as the class.
-        """
+        """The account of a run, None if it names none. LedgerError as the class."""
         return None if plan.account is None else cls(Path(plan.account), Population.of(plan), plan.budget())
-
-    @property
-    def path(self) -> Path:
-        """Of the file."""
-        return self.ledger.path
-
-    def check(self) -> None:
-        """Raises LedgerError if the account is damaged, or this machine never charged it, or knows more of it."""
-        self.ledger.check()
 
     def join(self, own: DurableLedger, folder: RunFolder) -> None:
         """Begins to charge for a run: what is charged to its own ledger from now on is charged here before.
@@ -117,7 +103,10 @@ class PopulationAccount:
         Raises:
           LedgerError: the account is older than the run's checkpoint, or lacks what the run has spent.
         """
-        self.run = self._name_of(own, folder)
+        # A run is named by its first place on disk, and by the identity of its ledger, which stays.
+        identity = own.position().identity
+        known = (run for run in self.ledger.data_owners(USER) if run.endswith(identity))
+        self.run = next(known, f"{folder.path} {identity}")
         position = folder.positions().get(ACCOUNT) if folder.checkpoint_path.exists() else None
         here = dict(self.ledger.spent(USER, data_owner=self.run).entries)
         lacking = [event for event, count in own.spent(USER).entries if here.get(event, 0) < count]
@@ -127,12 +116,6 @@ class PopulationAccount:
                 "run, or another account. Put back the one that the run has charged"
             )
         own.account = self
-
-    def _name_of(self, own: DurableLedger, folder: RunFolder) -> str:
-        """The name of a run in its rows: its first place on disk, and the identity of its ledger, which stays."""
-        identity = own.position().identity
-        known = (run for run in self.ledger.data_owners(USER) if run.endswith(identity))
-        return next(known, f"{folder.path} {identity}")
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
         """Raises BudgetSpent if these charges, for `what`, would pass the budget as the account stands now."""
@@ -160,35 +143,30 @@ class PopulationAccount:
         """The runs that have charged the account."""
         return self.ledger.data_owners(USER)
 
-    def count(self) -> str:
-        """The number of runs that have charged the account, in words."""
-        number = len(self.runs())
-        return f"{number} run{'' if number == 1 else 's'}"
-
     def said(self) -> str:
         """The spending of all runs together, in one line."""
-        spent, budget, delta = self.budget.epsilon(self.total()), self.budget, self.population.delta
+        budget, delta, count = self.budget, self.population.delta, len(self.runs())
         return (
-            f"user-level, all runs on {self.population.name}: epsilon {spent:.4g} by {budget.accountant} at "
-            f"delta {delta:g} ({self.count()} in {self.path})"
+            f"user-level, all runs on {self.population.name}: epsilon {budget.epsilon(self.total()):.4g} by "
+            f"{budget.accountant} at delta {delta:g} ({count} run{'s' * (count != 1)} in {self.path})"
         )
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """Says in one line what is spent before a run, and how many of its rounds, a charge each, fit into the budget
-        with the charges `beside` them."""
-        spent, most, planned = self.total(), self.budget.max_epsilon, len(rounds)
-        said = f"account {self.path}: epsilon {self.budget.epsilon(spent):.4g} is spent by {self.count()}"
-        room = bisect_left(range(1, planned + 1), True, key=lambda count: not self._fit([*beside, *rounds[:count]]))
+        """Says what is spent before a run, and how many of its rounds, a charge each, fit into the budget with the
+        charges `beside` them."""
+
+        def full(count: int) -> bool:
+            try:
+                self.require_room([*beside, *rounds[:count]])
+            except BudgetSpent:
+                return True
+            return False
+
+        said, most, planned = self.said(), self.budget.max_epsilon, len(rounds)
+        room = bisect_left(range(1, planned + 1), True, key=full)
         if most is None or room == planned:
             return said
         return f"{said}; {self.budget.name}={most:g} has room for {room} of the {planned} rounds of this one"
-
-    def _fit(self, charges: Sequence[Charge]) -> bool:
-        try:
-            self.require_room(charges)
-        except BudgetSpent:
-            return False
-        return True
 
     def facts(self) -> dict[str, object]:
         """The account's facts for privacy.json, as they stand now."""
@@ -209,35 +187,12 @@ class PopulationAccount:
 
 def create_account(path: Path, population: Population, *, max_epsilon: float | None = None) -> DurableLedger:
     """Makes the account of a population, in which nothing is spent. `max_epsilon`: what no run may pass, whatever its
-    own budget is.
-
-    Raises:
-      LedgerError: there is a file already, or none can be made.
-    """
-    if max_epsilon is not None and not max_epsilon > 0:
-        raise ConfigError(f"max_epsilon of an account must be above 0 (got {max_epsilon})")
+    own budget is. LedgerError: there is a file already, or none can be made."""
+    fits = max_epsilon is None or max_epsilon > 0
+    require(fits, "max_epsilon of an account", "above 0", max_epsilon)
     return DurableLedger.create(path, facts={**asdict(population), LIMIT: max_epsilon})
 
 
 def is_account(facts: Mapping[str, Any]) -> bool:
     """True if a ledger that was made with these facts is the account of a population."""
     return facts.keys() == {*SETTINGS, LIMIT}
-
-
-def _check_population(path: Path, population: Population, facts: Mapping[str, Any]) -> None:
-    if not is_account(facts):
-        raise LedgerError(f"privacy.user.account={path} is the ledger of a run or of a node, not that of a population")
-    for name, setting in SETTINGS.items():
-        if facts[name] != getattr(population, name):
-            raise LedgerError(
-                f"{setting} does not fit privacy.user.account={path}: the population's {name} is {facts[name]} there, "
-                f"and {getattr(population, name)} in this run"
-            )
-
-
-def _command(path: Path, population: Population) -> str:
-    replaced = " --replace" if population.adjacency == ADJACENCIES[1] else ""
-    return (
-        f"discreet ledger create {path} --population {population.name!r} --size {population.size} "
-        f"--delta {population.delta:g}{replaced}"
-    )

@@ -8,7 +8,6 @@ import math
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from discreet.accounting.events import ACCOUNTANTS, event_to_json
-from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import Mechanism, Statement
 from discreet.mechanisms.mechanism_table import guarantees_of
@@ -17,13 +16,12 @@ from discreet.server.plan import Plan
 from discreet.server.state import Outcome, State
 
 PURE = "pure"
-SAID = ("unit", "adjacency", "trusted", "observer")
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
 
 
 def epsilon_lines(plan: Plan, ledger: DurableLedger, checkpoint: State) -> list[str]:
     """One line for each guarantee, those that are off included; and one for the population's account."""
-    lines = []
+    lines = list[str]()
     for guarantee in plan.guarantees:
         if not guarantee.enabled:
             lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
@@ -76,11 +74,16 @@ def _facts(
 ) -> dict[str, object]:
     on = guarantee.enabled
     facts = {
-        **{name: getattr(guarantee, name) for name in ("name", "enabled", *SAID)},
+        **{each: getattr(guarantee, each) for each in ("name", "enabled", "unit", "adjacency", "trusted", "observer")},
         **{name: getattr(guarantee, name) if on else "none" for name in ("mechanism", "accounting")},
         "epsilon": _epsilons(mechanism, plan, ledger, checkpoint) if on else {plan.run.accountant: math.inf},
         "epsilon_is": _whose(mechanism, checkpoint),
-        "events": _events(ledger.spent(guarantee.name)) if mechanism.at_server else "in each client's own ledger",
+        "events": [
+            {"event": json.loads(event_to_json(event)), "count": count}
+            for event, count in ledger.spent(guarantee.name).entries
+        ]
+        if mechanism.at_server
+        else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
     }
     if on:
@@ -123,7 +126,3 @@ def _floating_point(
     # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in A) + r
     # <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r.
     return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}
-
-
-def _events(spent: PrivacyLedger) -> list[dict[str, object]]:
-    return [{"event": json.loads(event_to_json(event)), "count": count} for event, count in spent.entries]

@@ -1,7 +1,5 @@
-"""Private selection: the best of a random number of trials, the cost of that choice, and the chosen run.
-
-Each file of the chosen run states the cost of the choice, not that of a trial.
-"""
+"""Private selection: the best of a random number of trials, the cost of that choice, and the chosen run, each file of
+which states the cost of the choice and not that of a trial."""
 
 from __future__ import annotations
 
@@ -12,9 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
-from safetensors.torch import load_file
-
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import RDP
 from discreet.ledger.budget import BudgetSpent
@@ -24,7 +19,7 @@ from discreet.privacy.selection import TrialCount, selection_event
 from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import privacy_facts
-from discreet.server.run_folder import RunFolder, write_json
+from discreet.server.run_folder import RunFolder, read_tensors, write_json, write_tensors
 from discreet.server.state import Outcome
 from discreet.settings.privacy import PLANNED, USER
 from discreet.settings.rules import ConfigError
@@ -49,25 +44,31 @@ class SelectionCost:
 def model_row(
     privacy: Mapping[str, Any] | None, rows: Sequence[Mapping[str, float | None]]
 ) -> Mapping[str, float | None]:
-    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run was lost.
-
-    Empty if the model is the untrained one. `privacy` is privacy.json, or None while the run goes on.
-    """
+    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run was lost; empty if
+    the model is the untrained one. `privacy` is privacy.json, or None while the run goes on."""
     number = (privacy or {}).get("model_round", rows[-1]["round"] if rows else 0)
     return next((row for row in rows if row["round"] == number), {})
 
 
 def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
-    """The cost of a choice among trials of these plans, each trial with all of its rounds.
-
-    `repeated`: the most rounds that a trial did a second time because it was interrupted.
+    """The cost of a choice among trials of these plans, each trial with all of its rounds. `repeated`: the most rounds
+    that a trial did a second time because it was interrupted.
 
     Raises:
       ConfigError: a plan gives a guarantee other than the user-level one, none at all, or no noise; their
         deltas differ; or none of them costs most at every Renyi order.
     """
     for plan in plans:
-        _check(plan)
+        mechanisms = plan.mechanisms
+        if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:
+            raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
+        if len(mechanisms) > 1:
+            raise ConfigError(
+                "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
+                "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
+            )
+        if plan.output is not None or plan.resume:
+            raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
     deltas = {plan.run.delta for plan in plans}
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")
@@ -81,13 +82,8 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
 
 
 def require_room(trials: Sequence[Plan]) -> None:
-    """That the population's account, if trials charge one, has room for all rounds of all of these trials.
-
-    A trial that ends early because others came before it is not the one whose repetitions Papernot and Steinke price.
-
-    Raises:
-      ConfigError: it has not, or the trials do not charge the same account.
-    """
+    """Raises ConfigError unless the population's account, if trials charge one, has room for all rounds of all of them:
+    a trial that others before it end early is not the one whose repetitions Papernot and Steinke price."""
     if len({plan.account for plan in trials}) > 1:
         raise ConfigError("privacy.user.account must be the same for every candidate")
     charges = [Charge(0, USER, "", event, count) for plan in trials for event, count in _planned(plan, 0)]
@@ -111,19 +107,6 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
                 "privacy.user.account has no room for all trials, and one ended early: nothing is published. What they "
                 "have spent is charged there"
             )
-
-
-def _check(plan: Plan) -> None:
-    mechanisms = plan.mechanisms
-    if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:
-        raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
-    if len(mechanisms) > 1:
-        raise ConfigError(
-            "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
-            "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
-        )
-    if plan.output is not None or plan.resume:
-        raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
 
 
 def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
@@ -161,14 +144,9 @@ def publish(chosen: Path, output: Path, *, trials: TrialCount, cost: SelectionCo
 
 
 def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, object], *, named: Path) -> None:
-    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was chosen.
-
-    The ledger holds one row, the choice. Every round of metrics.csv costs as much as the last one, because whichever
-    round is released, it was chosen by what came after the last one.
-
-    Raises:
-      ConfigError: the trial has not done a round.
-    """
+    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was chosen. The ledger holds
+    one row, the choice. Every round of metrics.csv costs as much as the last one: whichever is released, it was chosen
+    by what came after the last one. ConfigError: the trial has not done a round."""
     config, checkpoint = files.read_config(), files.load_checkpoint()
     if checkpoint is None:
         raise ConfigError(f"{files.path} holds no round: there is nothing to publish")
@@ -187,9 +165,8 @@ def _state_choice(files: RunFolder, cost: SelectionCost, facts: Mapping[str, obj
     lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
     outcome = Outcome(checkpoint, before["stopped"], lost)
     # This ledger has no account of the population: its total would tell the number of trials.
-    files.write_privacy({**privacy_facts(plan, ledger, outcome), "selection": facts})
+    write_json(files.path / "privacy.json", {**privacy_facts(plan, ledger, outcome), "selection": facts})
     model = files.path / "model.safetensors"
-    with safe_open(model, framework="pt") as file:
-        metadata = file.metadata()
-    files.write_model(load_file(model), metadata={**metadata, "selection": json.dumps(facts)})
+    tensors, metadata = read_tensors(model)
+    write_tensors(model, tensors, {**metadata, "selection": json.dumps(facts)})
     write_json(files.path / SELECTION_FILE, facts)

@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 class CohortSampling:
     """The sampling of a cohort.
 
-    Attributes:
-      kind: `poisson`: each member with `probability`, independently; `fixed`: that share of `population_size` places
-        without replacement, of which only the connected ones can be asked; `everyone`; `cyclic`: one of `groups`
-        groups, one after the other.
-      probability: of the Poisson cohort.
-      population_size: a public constant.
+    kind: `poisson`: each member with `probability`, independently; `fixed`: that share of `population_size` places
+    without replacement, of which only the connected ones can be asked; `everyone`; `cyclic`: one of `groups` groups,
+    one after the other. `population_size` is a public constant.
     """
 
     kind: str
@@ -63,14 +60,12 @@ class CohortSampling:
 
 
 class AnswerRelease(Protocol):
-    """The release of a cohort's answers to a query: see `discreet.evaluation.answer_sum`."""
+    """The release of a cohort's answers of some length to a query: see `discreet.evaluation.answer_sum`."""
 
     @property
-    def length(self) -> int:
-        """Of an answer."""
+    def length(self) -> int: ...
 
-    def empty(self) -> Answers:
-        """A sum of no answers."""
+    def empty(self) -> Answers: ...
 
 
 @dataclass(frozen=True)
@@ -120,17 +115,12 @@ def dp_fedavg_round(
     Raises:
       RoundAbandoned: too few clients are left to open a sum. It is charged all the same.
     """
-    released = settings.release.release(replies, settings.of_round(state, source, charge))
+    release, cohort, energy = settings.release, settings.expected_cohort, 0.0
+    released = release.release(replies, settings.of_round(state, source, charge))
     # The server's optimizer sees no more than the noised mean.
-    change = (released.total / settings.expected_cohort).to(state.params.dtype)
-    after = server_optimizer.apply(settings.optimizer, state, change, noise_energy=_noise_energy(state, settings))
+    change = (released.total / cohort).to(state.params.dtype)
+    if release.sum_noise and getattr(settings.optimizer, "shrink_with_noise", False):
+        ratio = noise_ratio(release.sum_noise, num_params=state.params.numel(), expected_cohort=cohort)
+        energy = (release.norm(state.clip_norm) * ratio) ** 2  # the expected squared norm of the noise in the mean
+    after = server_optimizer.apply(settings.optimizer, state, change, noise_energy=energy)
     return replace(after, clip_norm=released.clip_norm), released
-
-
-def _noise_energy(state: State, settings: RoundSettings) -> float:
-    """The expected squared norm of a round's noise, on the average; 0 for an optimizer that does not ask for it."""
-    release, size, cohort = settings.release, state.params.numel(), settings.expected_cohort
-    if release.sum_noise == 0 or not getattr(settings.optimizer, "shrink_with_noise", False):
-        return 0.0
-    ratio = noise_ratio(release.sum_noise, num_params=size, expected_cohort=cohort)
-    return (release.norm(state.clip_norm) * ratio) ** 2

@@ -16,8 +16,17 @@ from discreet.server.noise_outlook import noise_outlook
 from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import epsilon_lines, privacy_facts
-from discreet.server.run_folder import ASKED, RunFolder, change_state, check_output, note_interruption, only_writer
-from discreet.server.run_secrets import RunSecrets
+from discreet.server.run_folder import (
+    ASKED,
+    RunFolder,
+    RunSecrets,
+    change_state,
+    check_output,
+    note_interruption,
+    only_writer,
+    write_json,
+    write_tensors,
+)
 from discreet.server.state import Outcome, State, initial_state
 
 logger = logging.getLogger("discreet")
@@ -25,13 +34,8 @@ logger = logging.getLogger("discreet")
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """A run whose folder is held, with its plan and its ledger open.
-
-    Attributes:
-      state: the run starts from it, or goes on.
-      source: of cohorts and noise.
-      says: how a message calls the settings that it names.
-    """
+    """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or goes on; `source` is of
+    cohorts and noise; `says` gives a message the names by which the caller knows its settings."""
 
     plan: Plan
     folder: RunFolder
@@ -55,33 +59,28 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
     """
     folder, account = check_output(plan.output, resume=plan.resume), PopulationAccount.of(plan)
     if account is not None:
-        account.check()
+        account.ledger.check()
     held.enter_context(only_writer(folder.path))
     if plan.resume:
         folder.check_ledgers(plan, simulated=simulated)
     else:
         folder.create_ledgers(plan, simulated=simulated)
-    ledger = folder.ledger(plan)
+    ledger, state = folder.ledger(plan), None
     if account is not None:
         account.join(ledger, folder)
-    checkpoint = _start_from(folder, params, plan)
+    if plan.resume:
+        state = folder.load_checkpoint()
+        done = state.round if state else 0
+        # Without the rows of rounds that are done again.
+        folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= done])
+        logger.info("resumed after round %d", done)
     plan = replace(plan, written={**plan.written, "output_dir": str(folder.path), "resume": False})
     folder.write_config(plan.written)
     if not plan.resume:
         folder.write_config(plan.asked, name=ASKED)
     _announce(plan, folder)
-    return RunContext(plan, folder, ledger, checkpoint, source_of(plan.seed))
-
-
-def _start_from(folder: RunFolder, params: Tensor, plan: Plan) -> State:
-    checkpoint = folder.load_checkpoint() if plan.resume else None
-    if checkpoint is None:
-        checkpoint = initial_state(params, clip_norm=plan.first_clip_norm)
-    if plan.resume:
-        # The rows of rounds that are done again.
-        folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= checkpoint.round])
-        logger.info("resumed after round %d", checkpoint.round)
-    return checkpoint
+    state = state or initial_state(params, clip_norm=plan.first_clip_norm)
+    return RunContext(plan, folder, ledger, state, source_of(plan.seed))
 
 
 def _announce(plan: Plan, folder: RunFolder) -> None:
@@ -89,8 +88,15 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
         logger.warning(
             "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", plan.seed
         )
-    for line in guarantee_lines(plan):
-        logger.info("%s", line)
+    for name, mechanism in plan.mechanisms.items():
+        terms, kind = terms_of(mechanism), f" ({mechanism.kind})" if mechanism.kind else ""
+        noise = f"noise for a target epsilon of {terms.target:g}" if terms.target is not None else ""
+        if terms.noise_multiplier is not None:
+            noise = f"noise multiplier {terms.noise_multiplier:.4g}"
+        accountant = "" if mechanism.reported else f"accountant {plan.run.accountant}, "
+        budget = "none" if terms.budget is None else f"{terms.budget:g}"
+        said = f"{noise}, delta {plan.run.delta:g}, {accountant}budget epsilon {budget}"
+        logger.info("%s%s-level: %s", name, kind, said)
     if plan.mechanism is not None:
         outlook = noise_outlook(plan)
         logger.log(logging.WARNING if outlook.loud else logging.INFO, "%s", outlook)
@@ -99,22 +105,10 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
     logger.info("run folder: %s", folder.path)
 
 
-def guarantee_lines(plan: Plan) -> Iterator[str]:
-    """Yields a line for each guarantee that is on, with its noise or its target."""
-    for name, mechanism in plan.mechanisms.items():
-        terms, kind = terms_of(mechanism), f" ({mechanism.kind})" if mechanism.kind else ""
-        noise = f"noise for a target epsilon of {terms.target:g}" if terms.target is not None else ""
-        if terms.noise_multiplier is not None:
-            noise = f"noise multiplier {terms.noise_multiplier:.4g}"
-        accountant = "" if mechanism.reported else f"accountant {plan.run.accountant}, "
-        budget = "none" if terms.budget is None else f"{terms.budget:g}"
-        yield f"{name}{kind}-level: {noise}, delta {plan.run.delta:g}, {accountant}budget epsilon {budget}"
-
-
 def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the model and privacy.json, which complete the folder."""
-    run.folder.write_model(tensors, metadata=metadata)
-    run.folder.write_privacy(privacy_facts(run.plan, run.ledger, outcome))
+    write_tensors(run.folder.path / "model.safetensors", tensors, metadata)
+    write_json(run.folder.path / "privacy.json", privacy_facts(run.plan, run.ledger, outcome))
 
 
 def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
@@ -130,10 +124,8 @@ def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
 
 @contextmanager
 def interruptible(folder: RunFolder, goes_on_by: str) -> Iterator[None]:
-    """A block that, if it ends by any error, leaves a folder that says so, and says how the run goes on.
-
-    The ledger and the checkpoint are whole at any moment. SystemExit is what Flower makes of SIGTERM and SIGINT.
-    """
+    """A block that, if it ends by any error, leaves a folder that says so, and says how the run goes on. Ledger and
+    checkpoint are whole at any moment. SystemExit is what Flower makes of SIGTERM and SIGINT."""
     try:
         yield
     except BaseException as error:

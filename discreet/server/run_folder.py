@@ -4,7 +4,7 @@ config.yaml          the configuration, resolved
 asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
 ledger.db            what the guarantee that the server accounts has spent (`durable_ledger`)
 clients.db           in a simulation: what the virtual clients have spent by their own accounts
-secrets.safetensors  while the run goes on: the keys of correlated noise (`run_secrets`)
+secrets.safetensors  while the run goes on: the keys of correlated noise (`RunSecrets`)
 lock                 held by the one process that writes the run
 status.json          how the run stands: whoever watches can read it at any time
 metrics.csv          a row a round; roc.csv: ROC curves, if clients rate AUC
@@ -21,6 +21,7 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -54,9 +55,9 @@ CONFIG, ASKED, STATUS, ACCOUNT, BEST = "config.yaml", "asked.yaml", "status.json
 # Settings of earlier versions, in sections of config.yaml.
 GONE = (("", "tracking"), ("", "tracking_uri"), ("operations", "metrics_port"), ("operations", "metrics_host"))
 OVER = ("finished", "stopped")  # the files of the run folder are complete
-TENSORS = ("params", "velocity", "second_moment")  # of a checkpoint; older ones have no second moment
+SECRETS = "secrets.safetensors"
 LOCK_SECONDS = 30.0
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of a cell that a spreadsheet computes
+FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")  # what a spreadsheet computes, and no number
 METRICS = (  # after round, loss and the scores of the task
     *("clip_norm", "fraction_below", "cohort", "replies"),
     *("epsilon_user", "epsilon_example", "epsilon_local", "seconds"),
@@ -131,8 +132,7 @@ class RunFolder:
 
     def positions(self) -> dict[str, LedgerPosition]:
         """The position of each ledger at the last checkpoint."""
-        saved = _checkpoint_facts(self.checkpoint_path, "ledgers")
-        return {name: LedgerPosition(*position) for name, position in saved.items()}
+        return _read_checkpoint(self.checkpoint_path)[1]
 
     def write_config(self, settings: Mapping[str, Any], *, name: str = CONFIG) -> None:
         """`config.yaml`, or `asked.yaml` by its name."""
@@ -157,30 +157,19 @@ class RunFolder:
         """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
         path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
         numbers = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        tensors = {name: numbers.pop(name) for name in TENSORS}
+        tensors = {name: numbers.pop(name) for name in ("params", "velocity", "second_moment")}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
         positions = {each.name: DurableLedger(each).position() for each in ledgers}
         positions |= {ACCOUNT: account} if account else {}
         written = {name: dataclasses.astuple(position) for name, position in positions.items()}
         path.parent.mkdir(exist_ok=True)
-        save = import_module("safetensors.torch").save
-        replace_file(path, save(tensors, metadata={"state": json.dumps(numbers), "ledgers": json.dumps(written)}))
+        write_tensors(path, tensors, {"state": json.dumps(numbers), "ledgers": json.dumps(written)})
 
     def load_checkpoint(self, *, best: bool = False) -> State | None:
         """The last checkpoint, None before the first round is done; or the best one, None before a run has started.
-
-        Raises:
-          LedgerError: the file is damaged.
-        """
+        Raises LedgerError: the file is damaged."""
         path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in TENSORS if name in file.keys()}  # noqa: SIM118
-            return State(**tensors, **_checkpoint_facts(path, "state"))
-        except (SafetensorError, TypeError) as error:
-            raise LedgerError(f"{path} is damaged: {error}") from error
+        return _read_checkpoint(path)[0] if path.exists() else None
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Adds a round's row to `metrics.csv` and flushes it."""
@@ -191,10 +180,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, float | None]]:
         """The rows of `metrics.csv`; None if a round has no such number. A last line that was cut off is left out.
-
-        Raises:
-          ConfigError: what is there are not rows of numbers.
-        """
+        Raises ConfigError: what is there are not rows of numbers."""
         if not self.metrics_path.exists():
             return []
         try:
@@ -213,22 +199,53 @@ class RunFolder:
         """Replaces the rows of `metrics.csv`."""
         replace_file(self.metrics_path, _table(rows, header=True).encode())
 
-    def write_privacy(self, facts: Mapping[str, Any]) -> None:
-        """`privacy.json`."""
-        write_json(self.path / "privacy.json", facts)
 
-    def write_model(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
-        """`model.safetensors`, with what is needed to build the model again."""
-        save = import_module("safetensors.torch").save  # with torch: who only reads a run starts without it
-        replace_file(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
+@dataclass(frozen=True)
+class RunSecrets:
+    """`discreet.mechanisms.kept.Kept` in a run folder, for the server's user alone: with it the noise of releases can
+    be taken off. It is removed when the run is over."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / SECRETS
+
+    def load(self) -> Mapping[str, Tensor]:
+        """What was saved last; empty before. Raises LedgerError: the file is damaged."""
+        return read_tensors(self.path)[0] if self.path.exists() else {}
+
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces the file as a whole, on disk when this returns, with mode 0600 from its first byte."""
+        write_tensors(self.path, tensors, {}, mode=0o600)
+
+    def erase(self) -> None:
+        """Removes the file, if there is one."""
+        self.path.unlink(missing_ok=True)
 
 
-def _checkpoint_facts(path: Path, name: str) -> dict[str, Any]:
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors in a file by their names, and its metadata. Raises LedgerError: the file is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts: dict[str, Any] = json.loads(file.metadata()[name])
-            return facts
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise LedgerError(f"{path} is damaged: {error}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, mode: int = 0o666) -> None:
+    """Replaces a file of tensors as a whole."""
+    save = import_module("safetensors.torch").save  # with torch: who only reads a run starts without it
+    replace_file(path, save(dict(tensors), metadata=dict(metadata)), mode=mode)
+
+
+def _read_checkpoint(path: Path) -> tuple[State, dict[str, LedgerPosition]]:
+    tensors, metadata = read_tensors(path)
+    try:
+        saved = json.loads(metadata["ledgers"]).items()
+        state = State(**tensors, **json.loads(metadata["state"]))
+        return state, {name: LedgerPosition(*position) for name, position in saved}
+    except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
@@ -252,12 +269,9 @@ def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
 
 @contextmanager
 def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]:
-    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its process.
-
-    A server that was thought dead must not write beside the one that took over. A SuperLink that is killed leaves its
-    ServerApp running for a moment, so whoever resumes waits `patience` seconds. Raises ConfigError if another process
-    still holds the folder, or if it can't be made.
-    """
+    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its process: a SuperLink
+    that is killed leaves its ServerApp running for a moment, so whoever resumes waits `patience` seconds. Raises
+    ConfigError if another process still holds the folder, or if it can't be made."""
     lock = FileLock(path / "lock", thread_local=False)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -286,13 +300,9 @@ class RunStatus:
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for
         `reason`), `interrupted` (the server was asked to end, or could not go on; `reason` says which). A server that
-        was killed leaves `running` behind, with an old `updated`.
-      rounds: how many are planned.
+        was killed leaves `running` behind, with an old `updated` (ISO 8601, UTC).
       nodes: connected when the last cohort was drawn; None before the first one.
-      failures: of clients that were asked, over the whole run, by kind.
-      last_failure, last_failure_round: the latest of them in words.
-      reason: why the run stopped or was interrupted.
-      updated: when this was written, ISO 8601, UTC.
+      failures: of clients that were asked, over the whole run, by kind; the latest of them is in words.
     """
 
     state: str
@@ -315,8 +325,7 @@ def read_status(folder: RunFolder) -> RunStatus | None:
 
 def state_of(folder: RunFolder) -> str:
     """The state of a run by its status file; empty before there is one."""
-    status = read_status(folder)
-    return status.state if status else ""
+    return getattr(read_status(folder), "state", "")
 
 
 def write_status(folder: RunFolder, status: RunStatus) -> None:
@@ -332,10 +341,8 @@ def change_state(folder: RunFolder, state: str, reason: str | None) -> None:
 
 
 def note_interruption(folder: RunFolder, reason: str) -> int:
-    """Writes that a run was interrupted, if it counts as running, and gives its last whole round.
-
-    Nobody may be writing the run any more.
-    """
+    """Writes that a run was interrupted, if it counts as running, and gives its last whole round. Nobody may be writing
+    the run any more."""
     done = folder.load_checkpoint()
     with suppress(OSError):  # the disk may be full; nothing is decided by it
         if state_of(folder) in ("", "running"):
@@ -375,17 +382,9 @@ def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
     "'=1+1,-0.5,-1\\n"
     """
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator=end).writerows([_plain(cell) for cell in row] for row in rows)
+    plain = ([f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator=end).writerows(plain)
     return text.getvalue()
-
-
-def _plain(cell: object) -> object:
-    if not isinstance(cell, str) or not cell.startswith(FORMULA):
-        return cell
-    try:
-        return cell if float(cell) == float(cell) else f"'{cell}"
-    except ValueError:
-        return f"'{cell}"
 
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:

@@ -1,11 +1,8 @@
-"""The server's optimizer: how the noised mean update of a round moves the parameters.
+"""The server's optimizer: SGD with momentum, Adam or Yogi on the noised mean update of a round, which is
+post-processing of what was released, whatever its settings are.
 
-SGD with momentum, Adam and Yogi, with the formulas of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019 (arXiv
-1909.06335), Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.
-
-Guarantee: none of its own, and it needs none. An optimizer reads the mean update after it was clipped, noised and
-charged, and its own state, which is a function of earlier ones; so what it makes of them is post-processing, and costs
-no privacy whatever its settings are.
+The formulas are those of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019 (arXiv 1909.06335), Reddi et al. 2021
+(arXiv 2003.00295), Algorithm 2.
 """
 
 from __future__ import annotations
@@ -28,12 +25,8 @@ if TYPE_CHECKING:
 class ServerSGD:
     """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to the parameters.
 
-    Attributes:
-      learning_rate: above 0; momentum: within [0, 1).
-      shrink_with_noise: a step is as long as its signal is by estimate, see `noise_ratio.signal_share`.
-
-    Raises:
-      ConfigError: a number is out of its range.
+    With `shrink_with_noise` a step is as long as its signal is by estimate, see `noise_ratio.signal_share`.
+    ConfigError: a number is out of its range.
     """
 
     learning_rate: LearningRate = 1.0
@@ -45,13 +38,8 @@ class ServerSGD:
 class ServerAdam:
     """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the bias of the start.
 
-    Attributes:
-      eta: the learning rate, above 0.
-      beta_1, beta_2: how long the first and the second moment remember, within [0, 1).
-      tau: is added to the root of the second moment, above 0: the larger it is, the less do coordinates adapt.
-
-    Raises:
-      ConfigError: a number is out of its range.
+    `eta` is the learning rate; `beta_1` and `beta_2` say how long the two moments remember; `tau` is added to the root
+    of the second one: the larger it is, the less do coordinates adapt. ConfigError: a number is out of its range.
     """
 
     eta: LearningRate = 0.1
@@ -62,13 +50,8 @@ class ServerAdam:
 
 @section("server_optimizer.")
 class ServerYogi:
-    """Yogi, as FedYogi, whose names and defaults these are; they mean what they mean for `ServerAdam`.
-
-    Its learning rate is not corrected for the bias of the start.
-
-    Raises:
-      ConfigError: a number is out of its range.
-    """
+    """Yogi, as FedYogi, whose names and defaults these are, with the meaning and the errors of `ServerAdam`. Its
+    learning rate is not corrected for the bias of the start."""
 
     eta: LearningRate = 0.01
     beta_1: Momentum = 0.9
@@ -82,7 +65,8 @@ MADE: dict[str, ServerOptimizer] = {"sgd": ServerSGD(momentum=0.8), "adam": Serv
 
 
 def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_energy: float = 0.0) -> State:
-    """The state after one step on a round's noised mean update.
+    """The state after one step on `change`, (num_params,), a round's noised mean update: the opposite of a gradient.
+    `noise_energy`: the expected squared norm of the noise in it. ValueError: a second moment is lost.
 
     >>> import torch
     >>> from discreet.server.state import initial_state
@@ -90,43 +74,29 @@ def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_ene
     >>> state = apply(ServerSGD(0.5, momentum=0.9), state, torch.tensor([1.0, -2.0]))
     >>> state.params.tolist(), state.round
     ([0.5, -1.0], 1)
-
-    Args:
-      change: (num_params,): the opposite of a gradient.
-      noise_energy: the expected squared norm of the noise in it.
-
-    Raises:
-      ValueError: an Adam or Yogi that has made steps has no second moment.
     """
     if isinstance(optimizer, ServerSGD):
-        return _sgd(optimizer, state, change, noise_energy)
+        velocity = optimizer.momentum * state.velocity + change
+        energy = optimizer.momentum**2 * state.noise_energy + noise_energy
+        share = signal_share(velocity, noise_energy=energy) if optimizer.shrink_with_noise else 1.0
+        params = state.params + optimizer.learning_rate * share * velocity
+        return replace(state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy)
     second = state.second_moment
     if second.shape != change.shape:
         if state.round:
             raise ValueError(f"after {state.round} steps the second moment is missing: the run had another optimizer")
         second = change.new_zeros(change.shape)
     if isinstance(optimizer, ServerAdam):
-        moved, rate = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2, _adam_rate(optimizer, state.round)
+        moved = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2
+        # Corrected as in Kingma and Ba 2015, the line before Section 2.1; FedAdam counts its first round as the second.
+        number = state.round + 2
+        rate = optimizer.eta * math.sqrt(1 - optimizer.beta_2**number) / (1 - optimizer.beta_1**number)
     else:
         sign = (second - change**2).sign()
         moved, rate = second - (1 - optimizer.beta_2) * change**2 * sign, optimizer.eta
     velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change
     params = state.params + rate * velocity / (moved.sqrt() + optimizer.tau)
     return replace(state, round=state.round + 1, params=params, velocity=velocity, second_moment=moved)
-
-
-def _sgd(optimizer: ServerSGD, state: State, change: Tensor, noise_energy: float) -> State:
-    velocity = optimizer.momentum * state.velocity + change
-    energy = optimizer.momentum**2 * state.noise_energy + noise_energy
-    share = signal_share(velocity, noise_energy=energy) if optimizer.shrink_with_noise else 1.0
-    params = state.params + optimizer.learning_rate * share * velocity
-    return replace(state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy)
-
-
-def _adam_rate(optimizer: ServerAdam, steps: int) -> float:
-    """The learning rate, corrected as in Kingma and Ba 2015, the line before Section 2.1."""
-    number = steps + 2  # as FedAdam counts: it corrects its first round for two
-    return optimizer.eta * math.sqrt(1 - optimizer.beta_2**number) / (1 - optimizer.beta_1**number)
 
 
 def server_optimizer(config: ServerConfig) -> ServerOptimizer:
@@ -146,13 +116,11 @@ def server_optimizer(config: ServerConfig) -> ServerOptimizer:
 
 
 def server_section(optimizer: object) -> dict[str, object]:
-    """The settings `server` of an optimizer, so that `server_optimizer` of them gives it back.
+    """The settings `server` of an optimizer, so that `server_optimizer` of them gives it back. ConfigError: it is none
+    of the three.
 
     >>> server_section(ServerAdam(eta=0.3))
     {'optimizer': 'adam', 'learning_rate': 0.3, 'beta_1': 0.9, 'beta_2': 0.99, 'tau': 0.001}
-
-    Raises:
-      ConfigError: it is none of the three.
     """
     for kind, default in MADE.items():
         if type(optimizer) is type(default):

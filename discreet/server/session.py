@@ -33,7 +33,7 @@ from discreet.models.model_check import check_fits, num_params_of
 from discreet.models.models import flatten_parameters, load_parameters, model_for
 from discreet.models.transformer import save_adapter
 from discreet.queries.metrics import evaluate
-from discreet.queries.query import EVALUATION, Query, query_of
+from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import check_noise
 from discreet.server.plan import Plan, plan_of, resolve_noise
@@ -43,10 +43,8 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
-from discreet.settings.client_settings import ClientSettings
-from discreet.settings.data import DataConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
-from discreet.settings.rules import ConfigError, write_json
+from discreet.settings.rules import ConfigError, require, write_json
 from discreet.settings.settings import Settings, client_settings
 from discreet.settings.training import HF, TaskConfig
 from discreet.training.losses import loss_of, resolved_task
@@ -58,11 +56,7 @@ COUNTED = ("natural", "shards")  # partitions that the data allow only for some 
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A run that is ready to start: data and model there, run folder open.
-
-    Attributes:
-      context: what it has in common with runs of other clients.
-    """
+    """A run that is ready to start: data and model there, run folder open."""
 
     context: RunContext
     task: Task
@@ -70,12 +64,10 @@ class Session:
 
     @property
     def plan(self) -> Plan:
-        """All its numbers."""
         return self.context.plan
 
     @property
     def folder(self) -> RunFolder:
-        """The folder that the run is written to."""
         return self.context.folder
 
     def evaluation(self) -> Callable[[State], EvaluationResult]:
@@ -100,15 +92,6 @@ def training_run(session: Session, transport: Transport, *, on_round: OnRound | 
     return TrainingRun(session.context, transport=transport, evaluate=session.evaluation(), on_round=on_round)
 
 
-def evaluation_query(run: ClientSettings, task: Task) -> Query | None:
-    """The query that clients answer about models on data of their own; None unless they rate them.
-
-    Raises:
-      ConfigError: a metric does not fit what is predicted.
-    """
-    return query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
-
-
 def check_secure(seed: int | None) -> None:
     """Raises ConfigError if a real federation would refuse the seed."""
     if seed is not None:
@@ -116,8 +99,12 @@ def check_secure(seed: int | None) -> None:
 
 
 def prepare(settings: Settings, *, simulated: bool, held: ExitStack, decided: PrivacyConfig | None = None) -> Session:
-    """Everything before the first round; what is wrong is said here, before anything starts. `decided`: the guarantees
-    with their noise, if a target has chosen it before.
+    """Everything before the first round; what is wrong is said here, before anything starts.
+
+    Args:
+      simulated: the clients are virtual, and have their ledger in the run folder.
+      held: holds that folder for this process alone.
+      decided: the guarantees with their noise, if a target has chosen it before.
 
     Raises:
       ConfigError: a setting does not fit the data or the model, or the target can't be reached.
@@ -127,8 +114,7 @@ def prepare(settings: Settings, *, simulated: bool, held: ExitStack, decided: Pr
 
 
 def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Session:
-    """The session of a plan. `simulated`: the clients are virtual, and have their ledger in the run folder. `held`
-    holds that folder for this process alone."""
+    """The session of a plan; arguments as `prepare`."""
     seed = plan.seed if plan.seed is not None else secrets.randbits(31)
     model = model_for(plan.model, task.shape, seed=seed)
     context = open_run(plan, params=flatten_parameters(model), simulated=simulated, held=held)
@@ -148,7 +134,8 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         task = normaliser_of(config.normaliser).task(task)
         check_fits(config.model, task)
         run = client_settings(config)
-        query, num_params = evaluation_query(run, task), num_params_of(config.model, task)
+        query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
+        num_params = num_params_of(config.model, task)
         sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
         planned = partial(plan_of, num_params=num_params, query=query, chance_loss=chance_loss(config.task, task))
@@ -161,8 +148,16 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
             client_examples_of(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    _check_shares(config.data, len(task.train))
-    _check_test_set(plan, task)
+    data, examples = config.data, len(task.train)
+    dealt = {"num_clients": 0 if data.partition == SAMPLED else data.num_clients}
+    for name, wanted in (dealt | {"examples_per_client": data.examples_per_client or 0}).items():
+        require(wanted <= examples, f"data.{name}", f"at most the {examples} training examples", wanted)
+    for name, needed in (
+        ("evaluation.kind=public", run.evaluation.kind == "public"),
+        ("operations.predictions=true", plan.operations.predictions),
+    ):
+        if needed and not len(task.test):
+            raise ConfigError(f"{name} needs a test set, and these data have none")
     return plan, task
 
 
@@ -173,22 +168,6 @@ def _check_weights(settings: Settings) -> None:
         known = read_description(Path(path)).model if settings.data.name == FOLDER and path else None
         if known != f"{HF}{pretrained_folder(name)}":
             raise FolderError(f"model.name: {name} must be the model of data.toml in data.path, which is {known}")
-
-
-def _check_shares(data: DataConfig, examples: int) -> None:
-    for name, wanted in (
-        ("num_clients", 0 if data.partition == SAMPLED else data.num_clients),
-        ("examples_per_client", data.examples_per_client or 0),
-    ):
-        if wanted > examples:
-            raise ConfigError(f"data.{name} must be at most the {examples} training examples (got {wanted})")
-
-
-def _check_test_set(plan: Plan, task: Task) -> None:
-    if plan.run.evaluation.kind == "public" and len(task.test) == 0:
-        raise ConfigError("evaluation.kind=public needs a test set, and these data have none: take private, or none")
-    if plan.operations.predictions and len(task.test) == 0:
-        raise ConfigError("operations.predictions=true needs a test set, and these data have none")
 
 
 def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
@@ -209,25 +188,25 @@ def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
 
 def finish(session: Session, outcome: Outcome) -> None:
     """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
-    plan, folder = session.plan, session.folder
+    plan, folder, shape = session.plan, session.folder.path, session.task.shape
     metadata = {
         "discreet": discreet.__version__,
         "model": plan.model.name,
         "model_settings": write_json(plan.model),
         "data": plan.run.data.name,
-        "input_shape": json.dumps(session.task.shape.input_shape),
-        "num_classes": str(session.task.shape.num_classes),
-        "num_tokens": str(session.task.shape.num_tokens),
-        "target": json.dumps(asdict(session.task.shape.target)),
+        "input_shape": json.dumps(shape.input_shape),
+        "num_classes": str(shape.num_classes),
+        "num_tokens": str(shape.num_tokens),
+        "target": json.dumps(asdict(shape.target)),
         "normaliser": json.dumps(asdict(normaliser_of(plan.run.normaliser))),
     }
     if plan.model.lora.kind != "none":
         load_parameters(session.model, outcome.model.params)
-        save_adapter(session.model, session.folder.path)
+        save_adapter(session.model, folder)
     close_run(session.context, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if plan.operations.predictions:
-        write_predictions(folder.path)
-        write_indicators(folder.path)
+        write_predictions(folder)
+        write_indicators(folder)
     say_how_it_ended(session.context, outcome)
 
 

@@ -14,18 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The state after a round.
+    """The state after `round` rounds.
 
     Attributes:
-      round: how many rounds are done.
-      params: (num_params,), float32.
-      velocity: the first moment of the server's optimizer, (num_params,), float32.
+      params, velocity: of the model, and the first moment of the server's optimizer, (num_params,), float32.
       clip_norm: C_t for the next round; infinity if user-level privacy is off.
       noise_energy: the expected squared norm of the noise in the velocity of SGD.
       second_moment: of Adam and Yogi, (num_params,); (0,) before their first step, and always for SGD.
       epsilon_example, epsilon_local, epsilon_local_pure: the largest that clients report of their own accounts.
-      unaccounted: clients that reported an infinite epsilon in a run that costs a finite one. The largest epsilons are
-        those of the others.
+      unaccounted: clients that reported an infinite epsilon in a run that costs a finite one, and are not in these.
     """
 
     round: int
@@ -53,13 +50,8 @@ def initial_state(params: Tensor, *, clip_norm: float) -> State:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: its last state, why it stopped if it did, and its model.
-
-    Attributes:
-      checkpoint: after the last round, with all that was spent.
-      stopped: why the run ended other than by its last planned round, in words; None if it did not.
-      best: of a run that was lost: its model in place of the last one; None otherwise.
-    """
+    """The end of a run: its state after the last round, with all that was spent; why it ended other than by its last
+    planned round, in words; and the state whose model is in place of the last one, of a run that was lost."""
 
     checkpoint: State
     stopped: str | None

@@ -22,9 +22,8 @@ from discreet.queries.scores import SCORES, EvaluationResult, main_score
 from discreet.server.progress import Progress
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_context import RunContext
-from discreet.server.run_folder import RunStatus, read_status, write_status
+from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write_status
 from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
-from discreet.server.run_secrets import RunSecrets
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER
@@ -48,14 +47,8 @@ logger = logging.getLogger("discreet")
 
 
 class TrainingRun:
-    """Runs the rounds of a plan in a run folder.
-
-    Args:
-      context: the run.
-      transport: asks the clients; for a sum that nobody has read under secure aggregation, and only then.
-      evaluate: loss and scores of the model after a round, on the server's public test set.
-      on_round: is told the row of metrics.csv of each round.
-    """
+    """Runs the rounds of a plan in a run folder. `transport` asks the clients; `evaluate` gives loss and scores of the
+    model after a round, on the server's public test set; `on_round` is told the row of metrics.csv of each round."""
 
     def __init__(
         self,
@@ -86,12 +79,8 @@ class TrainingRun:
 
     def run(self, *, progress: TextIO | None = None) -> Outcome:
         """Goes on from the context's state to the planned number of rounds, or until a budget is spent or training is
-        lost.
-
-        A run that is lost stays lost: resumed, it ends again before anything is spent. The run counts as running until
-        whoever called this has written its last files: see `discreet.server.session.finish`. `progress` is the
-        terminal to show on how far the run is.
-        """
+        lost: resumed, a lost run ends again before anything is spent. The run counts as running until the caller has
+        written its last files (`discreet.server.session.finish`). `progress`: the terminal to show on how far it is."""
         state, rounds = self.context.state, self.plan.run.rounds
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(state, best=True)
@@ -142,17 +131,14 @@ class TrainingRun:
                     return Outcome(state, f"round {number} was abandoned {MOST_ABANDONED} times: {loss}")
                 continue
             attempts, state = 0, self._rate_if_due(state, is_last=False)
-            if USER not in self.plan.mechanisms and stats.refused and self._nobody_left():
+            # A client that refused once stays out: a spent budget or a policy does not change.
+            left = set(self.available) - self.refused
+            if USER not in self.plan.mechanisms and stats.refused and self.available and not left:
                 return Outcome(state, f"every client refuses; the last one: {stats.reasons[-1]}")
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(state, f"{lost}; the model is {kept}", best)
-
-    def _nobody_left(self) -> bool:
-        """True if every available client has refused in this run. A client that refused once stays out, for a spent
-        budget or a policy does not change."""
-        return len(self.refused) >= len(self.available) > 0 and self.refused.issuperset(self.available)
 
     def _next_round(self, before: State) -> tuple[State, ReplyStats]:
         """Does the round after `before`; writes ledger, metrics, checkpoint, in that order."""
@@ -183,8 +169,8 @@ class TrainingRun:
         return after, stats
 
     def _rate_if_due(self, last: State, *, is_last: bool) -> State:
-        """If it is due, a cohort drawn anew rates the model after a round: an event of its own. It is left out, in
-        words, if it would pass the budget. Returns `last` with what clients have reported of their accounts."""
+        """Has a cohort drawn anew rate the model after a round, if that is due and fits the budget: its own event.
+        Returns `last` with what clients have reported of their accounts."""
         plan = self.evaluation
         if plan is None or not plan.is_due(last.round, last=is_last) or plan.has_rated(self.folder, last.round):
             return last
@@ -210,14 +196,13 @@ class TrainingRun:
         return rated
 
     def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
-        """Asks the clients of a cohort about a model."""
         number, params = last.round + 1, last.params
         return self.transport.ask(
             round_number=number, params=params, clip_norm=last.clip_norm, cohort=cohort, work=work
         )
 
     def _settings_of(self, number: int) -> RoundSettings:
-        """The constants of a round: another release if its cohort also rates the model that it starts from."""
+        """Another release if the round's cohort also rates the model that it starts from."""
         plan = self.evaluation
         return plan.joined if plan and plan.config.joins(number) else self.settings
 
@@ -233,12 +218,9 @@ class TrainingRun:
         self.ledger.charge([Charge(number, guarantee, "", event)])
 
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
-        """Raises BudgetSpent if an event would pass the budget of this run or, if it charges an account, of all
-        runs over the same population; the message says what is left."""
         require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, budget=self.budgets[guarantee])
 
     def _public(self, column: str) -> list[float]:
-        """The numbers in a column of metrics.csv."""
         return [row[column] for row in self.rows if row[column] is not None]
 
     def _write(self, after: State, facts: Mapping[str, object], stats: ReplyStats, started: float) -> dict[str, object]:
@@ -254,7 +236,10 @@ class TrainingRun:
         }
         self.folder.append_metrics(row)
         self.rows.append(row)
-        self.status = after_round(self.status, stats, number=after.round, nodes=len(self.available))
+        failures = dict(sorted((Counter(self.status.failures) + stats.failures).items()))
+        self.status = replace(self.status, nodes=len(self.available), failures=failures)
+        if stats.reasons:
+            self.status = replace(self.status, last_failure=stats.reasons[-1], last_failure_round=after.round)
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
@@ -278,13 +263,6 @@ class TrainingRun:
         return spent
 
 
-def after_round(status: RunStatus, stats: ReplyStats, *, number: int, nodes: int) -> RunStatus:
-    """The status with a round's failures added."""
-    failures = Counter(status.failures) + stats.failures
-    status = replace(status, nodes=nodes, failures=dict(sorted(failures.items())))
-    return replace(status, last_failure=stats.reasons[-1], last_failure_round=number) if stats.reasons else status
-
-
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
     """The key that the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
     loss = row["loss"]
@@ -296,11 +274,8 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
     """The reason to end training after rounds with these losses, in words; None to go on.
 
     Training is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times
-    `chance_loss` and the last of them is above the first: a model that starts badly and gets better is not lost.
-    `chance_loss` is the loss of a model that gives 0 throughout: every class the same chance, or the middle of every
-    range.
-
-    A function of public numbers alone, so that a run that is resumed comes to the same end.
+    `chance_loss`, that of a model that gives 0 throughout, and the last of them is above the first: a model that starts
+    badly and gets better is not lost. A function of public numbers alone, so that a resumed run comes to the same end.
 
     >>> stopping_reason([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
     'the loss on the public test set diverged: 38 after round 7, 1.9 after round 2'
@@ -321,14 +296,8 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
 
 
 def clip_notes(user: UserPrivacy | None, shares: Sequence[float], clip_norm: float) -> dict[str, str]:
-    """Warnings of an adaptive clip norm that lets a model learn little, by what they are about. They read released
-    numbers alone.
-
-    Args:
-      user: None if user-level privacy is off.
-      shares: the noised share of norms within the clip norm, of each round so far; none with a fixed clip norm.
-      clip_norm: of the next round.
-    """
+    """Warnings of an adaptive clip norm that lets a model learn little, by what they are about: from the noised shares
+    of norms within the clip norm of each round so far, and the clip norm of the next round."""
     if user is None or not shares:
         return {}
     last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, user.clip.target_quantile / 2), {}
@@ -347,8 +316,7 @@ def clip_notes(user: UserPrivacy | None, shares: Sequence[float], clip_norm: flo
 
 
 def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
-    """A round in one line: what a person watches, in at most `LINE_WIDTH` characters. Guarantees that are off have no
-    epsilon here; a run names them when it starts and when it ends.
+    """A round in one line, in at most `LINE_WIDTH` characters. Guarantees that are off have no epsilon here.
 
     >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "epsilon_user": 1.5, "seconds": 0.25}
     >>> round_line(row, rounds=30)

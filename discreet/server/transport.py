@@ -40,10 +40,8 @@ Brought = TrainReply | PartialReply | UnopenedSum | Failure
 
 
 class RoundAbandoned(Exception):
-    """Too few clients are left to open a sum, so that nothing was released by this attempt. A round may be tried again.
-
-    failures: of the clients that are missing.
-    """
+    """Too few clients are left to open a sum, and nothing was released: the round may be tried again. `failures`: of
+    the clients that are missing."""
 
     def __init__(self, reason: str, failures: Sequence[Failure] = ()) -> None:
         super().__init__(reason)
@@ -69,21 +67,13 @@ class Transport(Protocol):
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterable[Brought]:
         """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. `work` is
-        what they are asked to do.
-
-        Raises:
-          RoundAbandoned: too few clients are left for a sum.
-        """
+        what they are asked to do. RoundAbandoned: too few clients are left for a sum."""
 
 
 @dataclass
 class ReplyStats:
-    """Statistics of a round's replies: counted as they pass, kept apart from their sum.
-
-    Attributes:
-      epsilons: the largest that clients report; each holds for all of them but the `unaccounted`, who report an
-        infinite one of those that this run keeps `finite`.
-    """
+    """Statistics of a round's replies, counted as they pass: failures with their reasons, and the largest epsilons that
+    clients report. Those that report an infinite one that this run keeps `finite` are `unaccounted`, and not in it."""
 
     finite: tuple[str, ...] = ()
     failures: Counter[str] = field(default_factory=Counter)

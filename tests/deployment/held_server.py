@@ -28,8 +28,7 @@ from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
 from discreet.server import session
 from discreet.server.round import CohortSampling
-from discreet.server.run_folder import RunFolder
-from discreet.server.run_secrets import SECRETS
+from discreet.server.run_folder import SECRETS, RunFolder
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY
 

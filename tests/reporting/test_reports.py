@@ -16,7 +16,7 @@ from discreet.reporting.pictures import frontier
 from discreet.reporting.records import RunRecord, read_runs
 from discreet.reporting.spending import choice_costs, spent_by_data_owner, worst_epsilons
 from discreet.reporting.table import runs_table, split_same
-from discreet.server.run_folder import RunFolder
+from discreet.server.run_folder import RunFolder, write_json
 from discreet.simulation.tuning import score
 from tests.made_runs import ENDED, make_run
 
@@ -30,7 +30,7 @@ def read(*folders: RunFolder) -> list[RunRecord]:
 def test_a_run_that_was_lost_has_the_accuracy_of_its_model(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(number), f"{NOISE}=1", accuracies=(0.3, 0.8, 0.1)) for number in (2, 0)]
     for number, run in zip((2, 0), runs, strict=True):
-        run.write_privacy(ENDED | {"model_round": number})
+        write_json(run.path / "privacy.json", ENDED | {"model_round": number})
     best, untrained = read(*runs)
     assert (best.of_model("accuracy"), best.epsilon("user")) == (0.8, 3.0)
     assert untrained.of_model("accuracy") is None

@@ -13,8 +13,7 @@ from typing import Any
 import discreet.server.run_folder
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.population_account import PopulationAccount
-from discreet.server.run_folder import RunFolder
-from discreet.server.run_secrets import RunSecrets
+from discreet.server.run_folder import RunFolder, RunSecrets
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
