@@ -16,8 +16,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, observed
 from discreet.audit.release_audit import LONG, Score, noise_of, scores_of
 from discreet.data.examples import Examples
-from discreet.mechanisms.laplace_step import release_step
-from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
+from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.server.plan import Plan
 from discreet.settings.privacy import LOCAL

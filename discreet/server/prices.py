@@ -42,14 +42,14 @@ class Price:
         if self.accountant == PURE:
             return rounds / epsilon
         return noise_multiplier_for_epsilon(
-            epsilon, make_event=self.event, count=rounds, delta=delta, accountant=self.accountant
+            epsilon, releases=lambda noise: ((self.event(noise), rounds),), delta=delta, accountant=self.accountant
         )
 
     def rounds(self, noise: float, epsilon: float, delta: float) -> int:
         """The number of rounds that fit in epsilon. Raises ValueError if it has no end."""
         if self.accountant == PURE:
             return int(epsilon * noise * (1 + 1e-12))
-        return rounds_within(epsilon, event=self.event(noise), delta=delta, accountant=self.accountant)
+        return rounds_within(epsilon, lambda count: self.epsilon(noise, count, delta))
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,13 @@ class TurnPrice:
     def noise(self, epsilon: float, rounds: int, delta: float) -> float:
         """As `Price.noise`."""
         run = noise_multiplier_for_epsilon(
-            epsilon, make_event=GaussianDpEvent, count=1, delta=delta, accountant=self.accountant
+            epsilon, releases=lambda z: ((GaussianDpEvent(z), 1),), delta=delta, accountant=self.accountant
         )
         return run * self._turns(rounds).sensitivity
 
     def rounds(self, noise: float, epsilon: float, delta: float) -> int:
         """As `Price.rounds`, with the bandwidth that is best for so many."""
-        if self.epsilon(noise, 1, delta) > epsilon:
-            return 0
-        least, most = 1, 2
-        while self.epsilon(noise, most, delta) <= epsilon:
-            least, most = most, 2 * most
-            if least > MOST_TURNS:
-                raise ValueError(f"more than {MOST_TURNS} rounds fit: not computed")
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (middle, most) if self.epsilon(noise, middle, delta) <= epsilon else (least, middle)
-        return least
+        return rounds_within(epsilon, lambda count: self.epsilon(noise, count, delta), most=MOST_TURNS)
 
     def says(self, noise: float, rounds: int) -> str:
         """The noise on the running sum of updates, in words."""
