@@ -16,8 +16,7 @@ from discreet.accounting.events import fixed_size_round_event, poisson_round_eve
 from discreet.data.examples import Examples
 from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.laplace_step import release_step
-from discreet.mechanisms.local_noise import LocalPrivacy, release_update
+from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.node.release import Values, noised_vector

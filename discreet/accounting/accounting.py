@@ -161,9 +161,19 @@ def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
         case GaussianDpEvent() | LaplaceDpEvent():
             return [(_noise(event), 1)]
         case PoissonSampledDpEvent(event=GaussianDpEvent() | LaplaceDpEvent()):
-            return _poisson_parts(float(event.sampling_probability), _noise(event.event))
+            probability, noise = float(event.sampling_probability), _noise(event.event)
+            if not 0.0 <= probability <= 1.0:
+                raise ValueError(f"sampling_probability of an event must be in 0 .. 1, not {probability}")
+            if probability <= _NEARLY_ONE and not isinstance(noise, NonPrivateDpEvent):
+                noise = PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise)
+            return [(noise, 1)] if probability else []
         case SampledWithoutReplacementDpEvent(event=GaussianDpEvent()):
-            return _fixed_size_parts(event.source_dataset_size, event.sample_size, _noise(event.event))
+            population, size, noise = event.source_dataset_size, event.sample_size, _noise(event.event)
+            if not 0 <= size <= population or population < 1:
+                raise ValueError(f"a sample of {size} out of {population} without replacement does not exist")
+            if not isinstance(noise, NonPrivateDpEvent):
+                noise = SampledWithoutReplacementDpEvent(population, size, noise)
+            return [(noise, 1)] if size else []
         case RepeatAndSelectDpEvent():
             inner = merged([(event.event, 1)])
             if not inner or NonPrivateDpEvent() in inner:
@@ -184,24 +194,6 @@ def _noise(event: DpEvent) -> DpEvent:
     if not 0.0 <= noise < math.inf:
         raise ValueError(f"noise_multiplier of an event must be finite and at least 0, not {noise}")
     return type(event)(min(noise, _MUCH_NOISE)) if noise >= _NO_NOISE else NonPrivateDpEvent()
-
-
-def _poisson_parts(probability: float, noise: DpEvent) -> list[tuple[DpEvent, int]]:
-    if not 0.0 <= probability <= 1.0:
-        raise ValueError(f"sampling_probability of an event must be in 0 .. 1, not {probability}")
-    if probability == 0.0:
-        return []
-    plain = probability > _NEARLY_ONE or isinstance(noise, NonPrivateDpEvent)
-    return [(noise if plain else PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise), 1)]
-
-
-def _fixed_size_parts(population: int, cohort: int, noise: DpEvent) -> list[tuple[DpEvent, int]]:
-    if not 0 <= cohort <= population or population < 1:
-        raise ValueError(f"a sample of {cohort} out of {population} without replacement does not exist")
-    if cohort == 0:
-        return []
-    plain = isinstance(noise, NonPrivateDpEvent)
-    return [(noise if plain else SampledWithoutReplacementDpEvent(population, cohort, noise), 1)]
 
 
 _RDP_ALONE: dict[type[DpEvent], str] = {

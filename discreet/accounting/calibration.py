@@ -13,6 +13,8 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    Entries = Sequence[tuple[DpEvent, int]]
+
 NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
 MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
@@ -22,37 +24,17 @@ _ROUNDING = 2.0**-40  # part of a total kept back, so that a schedule's sum neve
 
 
 def noise_multiplier_for_epsilon(
-    target_epsilon: float,
-    *,
-    make_event: Callable[[float], DpEvent],
-    count: int,
-    delta: float,
-    accountant: str = PLD,
+    target_epsilon: float, *, releases: Callable[[float], Entries], delta: float, accountant: str = PLD
 ) -> float:
-    """The smallest noise multiplier with which ``count`` releases of ``make_event(noise_multiplier)`` cost at most a
-    target, to a relative precision of 1e-4 and rounded up. Raises ValueError: none within NOISE_RANGE meets the
-    target, or any does.
+    """The smallest noise multiplier with which releases cost at most a target, to a relative precision of 1e-4 and
+    rounded up. `releases` gives the events of a noise multiplier, each with its count; some may not depend on it.
+    Raises ValueError: none within NOISE_RANGE meets the target, or any does.
 
     >>> from discreet.accounting.events import poisson_round_event
-    >>> event = lambda noise: poisson_round_event(0.1, noise_multiplier=noise)
-    >>> round(noise_multiplier_for_epsilon(3.7697, make_event=event, count=512, delta=1e-6), 2)
+    >>> rounds = lambda noise: ((poisson_round_event(0.1, noise_multiplier=noise), 512),)
+    >>> round(noise_multiplier_for_epsilon(3.7697, releases=rounds, delta=1e-6), 2)
     3.0
     """
-    check_whole("count", count)
-    return noise_multiplier_for_releases(
-        target_epsilon, releases=lambda noise: ((make_event(noise), count),), delta=delta, accountant=accountant
-    )
-
-
-def noise_multiplier_for_releases(
-    target_epsilon: float,
-    *,
-    releases: Callable[[float], Sequence[tuple[DpEvent, int]]],
-    delta: float,
-    accountant: str = PLD,
-) -> float:
-    """As `noise_multiplier_for_epsilon`, for releases of several kinds together: `releases` gives the events of a noise
-    multiplier, each with its count. Some may not depend on it."""
     check_positive("target_epsilon", target_epsilon)
 
     def epsilon(noise: float) -> float:
@@ -66,13 +48,9 @@ def noise_multiplier_for_releases(
     return _search(target_epsilon, epsilon)
 
 
-def _by_few_orders(
-    target: float, releases: Callable[[float], Sequence[tuple[DpEvent, int]]], delta: float
-) -> float | None:
-    """The noise multiplier by the Renyi orders near the best one, which takes a fraction of the time of all orders.
-
-    It is never too small, because each order alone bounds epsilon. None if these orders find none.
-    """
+def _by_few_orders(target: float, releases: Callable[[float], Entries], delta: float) -> float | None:
+    """The noise multiplier by the Renyi orders near the best one, in a third of the time; None if they find none. It
+    is never too small, because each order alone bounds epsilon."""
     from discreet.accounting.accounting import RDP_ORDERS, rdp_epsilon
 
     def epsilon(noise: float, orders: Sequence[float]) -> float:
@@ -121,25 +99,18 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
     return noise
 
 
-def rounds_within(max_epsilon: float, *, event: DpEvent, delta: float, accountant: str = PLD) -> int:
-    """The number of releases of ``event`` that fit before the epsilon at ``delta`` passes ``max_epsilon``: 0 if not
-    one fits. Raises ValueError: more than MAX_ROUNDS fit.
+def rounds_within(max_epsilon: float, epsilon: Callable[[int], float], *, most: int = MAX_ROUNDS) -> int:
+    """The number of rounds, of which `epsilon` gives the cost by their number, that fit before it passes
+    ``max_epsilon``: 0 if not one fits. Raises ValueError: more than `most` fit.
 
-    >>> from dp_accounting import LaplaceDpEvent
-    >>> rounds_within(1.0, event=LaplaceDpEvent(10.0), delta=1e-9)
+    >>> rounds_within(1.0, lambda count: count / 10)
     10
     """
-    if not max_epsilon >= 0.0:
-        raise ValueError(f"max_epsilon must be at least 0, not {max_epsilon}")
-
-    def epsilon(count: int) -> float:
-        return PrivacyLedger(((event, count),)).epsilon(delta, accountant)
-
     high = 1
     while epsilon(high) <= max_epsilon:
-        if high >= MAX_ROUNDS:
-            raise ValueError(f"more than {MAX_ROUNDS} rounds of {event} fit within max_epsilon {max_epsilon}")
-        high = min(2 * high, MAX_ROUNDS)
+        if high >= most:
+            raise ValueError(f"more than {most} rounds fit within max_epsilon {max_epsilon}: not computed")
+        high = min(2 * high, most)
     return bisect_right(range(high), max_epsilon, lo=high // 2 + 1, key=epsilon) - 1
 
 
@@ -151,20 +122,8 @@ def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], round
     >>> [round(e, 6) for e in epsilon_schedule(2.71, kind="geometric", rounds=3)]
     [1.0, 0.9, 0.81]
     """
-    check_whole("rounds", rounds)
-    check_positive("total_epsilon", total_epsilon)
-    if kind == "uniform":
-        shares = [1.0] * rounds
-    elif kind == "geometric":
-        shares = [math.exp(t * math.log(_SCHEDULE_RATIO)) for t in range(rounds)]
-    elif isinstance(kind, str):
-        raise ValueError(f"kind must be 'uniform', 'geometric' or a list of shares, not {kind!r}")
-    else:
-        shares = [float(share) for share in kind]
-    if len(shares) != rounds:
-        raise ValueError(f"a list of shares must have one for each of the {rounds} rounds, not {len(shares)}")
-    for share in shares:
-        check_positive("a share of the schedule", share)
+    ratio = {"uniform": 1.0, "geometric": _SCHEDULE_RATIO}
+    shares = [ratio[kind] ** t for t in range(rounds)] if isinstance(kind, str) else [float(share) for share in kind]
     whole = math.fsum(shares)
     return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from scipy.special import ndtr
 FINEST_INTERVAL = 1e-4  # width of the loss grid where memory allows: dp_accounting's default
 _MAX_EVENT_POINTS = 2**18  # grid points of one event: above, the grid gets coarser
 _MAX_SUM_POINTS = 2**20  # of a composition
-_SHORT, _LONG = 2**16, 2**19  # transforms: many short ones and some long ones are kept in memory, none longer
 _TAIL_MASS = 1e-15  # tilted mass that may lie outside the window of a composition
 _ROUNDING = 5e-6  # part of delta set aside for rounding errors that are relative to the masses
 _LARGEST_HIDDEN = 1e-4  # part of delta that rounding errors of the transforms may hide before another tilt is tried
@@ -30,12 +29,10 @@ _UNIT = 2.0**-53  # largest relative error of an operation in float64
 _POWERS = range(-24, 25)  # powers of two tried as orders in Chernoff's bound
 _SMALLEST_TILT = 1e-6  # below, no tilt at all
 _SMALLEST_EXPONENT = -60.0  # exp(-60) is nothing beside the rounding errors of a transform
-_GROWING = 4  # events of which the sum is not kept
 _LARGEST_EXPONENT = 700.0  # exp overflows above
 _TRUNCATION = 10.0  # standard deviations: the Gaussian mass beyond, 8e-24, counts as infinite loss
 
 Counts = Mapping[DpEvent, int]
-Items = tuple[tuple[DpEvent, int], ...]
 FloatArray = NDArray[np.float64]
 
 
@@ -49,11 +46,6 @@ class LossMasses:
 
     def __post_init__(self) -> None:
         self.masses.setflags(write=False)  # it is kept and shared
-
-    @property
-    def last(self) -> int:
-        """The largest finite loss, in intervals."""
-        return self.first + len(self.masses) - 1
 
 
 class _Pair(NamedTuple):
@@ -74,26 +66,17 @@ def _pair_of(event: DpEvent) -> _Pair:
             reach = (0.5 + _TRUNCATION * scale) / scale**2
             return _Pair(probability, lambda x: ndtr(x / scale), lambda u: scale**2 * u + 0.5, reach, False)
         case LaplaceDpEvent(noise_multiplier=scale):
-            cdf = partial(_laplace_cdf, scale)
+
+            def cdf(x: FloatArray) -> FloatArray:
+                tail = 0.5 * np.exp(-np.abs(x) / scale)
+                return np.where(x < 0, tail, 1 - tail)  # type: ignore[no-any-return]
+
             return _Pair(probability, cdf, lambda u: (scale * u + 1) / 2, 1 / scale, True)
     raise ValueError(f"accountant 'pld' has no loss distribution for {event}")
 
 
-def _laplace_cdf(scale: float, x: FloatArray) -> FloatArray:
-    tail = 0.5 * np.exp(-np.abs(x) / scale)
-    cdf: FloatArray = np.where(x < 0, tail, 1 - tail)
-    return cdf
-
-
-def _sampled_loss(loss: float, probability: float) -> float:
-    """log(1 - q + q * exp(loss))."""
-    if probability == 1.0:
-        return loss
-    return float(np.logaddexp(math.log1p(-probability), math.log(probability) + loss))
-
-
 def _unsampled_loss(losses: FloatArray, probability: float) -> FloatArray:
-    """The inverse of ``_sampled_loss``: -inf at and below log(1 - q)."""
+    """The inverse of log(1 - q + q * exp(loss)): -inf at and below log(1 - q)."""
     if probability == 1.0:
         return losses
     with np.errstate(divide="ignore"):
@@ -106,9 +89,11 @@ def _unsampled_loss(losses: FloatArray, probability: float) -> FloatArray:
 def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
     """The first and the last loss of one release's grid, in intervals."""
     pair = _pair_of(event)
-    first = math.floor(_sampled_loss(-pair.reach, pair.probability) / interval)
-    last = math.ceil(_sampled_loss(pair.reach, pair.probability) / interval)
-    return first, max(last, first + 1)
+    low, high = -pair.reach, pair.reach
+    if (q := pair.probability) < 1:
+        low, high = (float(np.logaddexp(math.log1p(-q), math.log(q) + loss)) for loss in (low, high))
+    first = math.floor(low / interval)
+    return first, max(math.ceil(high / interval), first + 1)
 
 
 def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
@@ -132,14 +117,12 @@ def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses
         edges[-1] = math.inf
     lower, shifted = _bin_masses(pair.cdf, edges), _bin_masses(pair.cdf, edges - 1)
     upper = pair.probability * shifted + (1 - pair.probability) * lower
-    beyond_lower, beyond_shifted = _beyond(pair.cdf, edges), _beyond(pair.cdf, edges - 1)
+    beyond_lower, beyond_shifted = (
+        float(pair.cdf(np.array([each[0], -each[-1]])).sum()) for each in (edges, edges - 1)
+    )
     beyond_upper = pair.probability * beyond_shifted + (1 - pair.probability) * beyond_lower
     removed, added = _connect_dots(upper, lower, first, interval)
     return LossMasses(first, removed, beyond_upper), LossMasses(-last, added[::-1], beyond_lower)
-
-
-def _beyond(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> float:
-    return float(cdf(np.array([edges[0], -edges[-1]])).sum())
 
 
 def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: float) -> tuple[FloatArray, FloatArray]:
@@ -151,19 +134,18 @@ def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: fl
     to_right = np.where(losses < _LARGEST_EXPONENT, to_right, upper)  # up is the safe side
     from_upper_to_lower = np.exp(np.minimum(-losses - interval, _LARGEST_EXPONENT))
     lower_to_right = np.minimum(to_right * from_upper_to_lower, lower)
-    return _points(upper, to_right), _points(lower, lower_to_right)
-
-
-def _points(masses: FloatArray, to_right: FloatArray) -> FloatArray:
-    points: FloatArray = np.append(masses - to_right, 0.0) + np.append(0.0, to_right)
-    return points
+    at_ends = [
+        np.append(each - right, 0.0) + np.append(0.0, right)
+        for each, right in ((upper, to_right), (lower, lower_to_right))
+    ]
+    return at_ends[0], at_ends[1]
 
 
 @lru_cache(maxsize=4096)
 def _ends(event: DpEvent, interval: float, direction: int) -> tuple[int, int, float]:
     """First and last loss, in intervals, and infinite mass: kept longer than the masses."""
     loss = loss_masses(event, interval)[direction]
-    return loss.first, loss.last, loss.infinite
+    return loss.first, loss.first + len(loss.masses) - 1, loss.infinite
 
 
 class _Frame(NamedTuple):
@@ -198,14 +180,6 @@ def _descend(bound: Callable[[float], float]) -> float:
     return 2.0**place
 
 
-def _frame_for(counts: Counts, *, interval: float, direction: int, delta: float) -> _Frame:
-    """Step 3. The tilt is half of the order at which Chernoff's bound is smallest: nearly as precise, and the window
-    stays short if a single release can lose much."""
-    frame = _Frame(interval, direction, 0.0)
-    order = _descend(lambda order: (_log_moment(counts, frame, order) - math.log(delta)) / order)
-    return frame._replace(tilt=order / 2)
-
-
 def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
     """Step 4: the intervals that sign * (summed loss) exceeds with a tilted probability of at most _TAIL_MASS / 2."""
     level = math.log(2 / _TAIL_MASS) - _log_moment(counts, frame, frame.tilt)
@@ -220,6 +194,7 @@ def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
     return min(certain, math.ceil(bound(_descend(bound)) / frame.interval))
 
 
+@lru_cache(maxsize=64)  # up to eight megabytes each
 def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, FloatArray]:
     """Step 5, one release: log modulus and phase of the transform of its tilted loss, with loss 0 at index 0."""
     loss = loss_masses(event, frame.interval)[frame.direction]
@@ -232,31 +207,14 @@ def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, 
         return np.log(np.abs(spectrum)), np.angle(spectrum)
 
 
-_short_transform = lru_cache(maxsize=256)(_transform)  # half a megabyte each
-_long_transform = lru_cache(maxsize=40)(_transform)  # four megabytes each
-
-
-def _log_sum(counts: Items, frame: _Frame, length: int) -> FloatArray:
-    """Sums over releases (3, length / 2 + 1): of log modulus and phase of their transforms, and of step 6's bound on
-    the errors."""
-    total = np.zeros((3, length // 2 + 1))
-    transform = _short_transform if length <= _SHORT else _long_transform if length <= _LONG else _transform
-    for event, count in counts:
-        log_modulus, phase = transform(event, frame, length)
-        with np.errstate(over="ignore"):
-            total += np.multiply(count, [log_modulus, phase, math.log2(length) * np.exp(-log_modulus) + 10])
-    return total
-
-
-_settled_sum = lru_cache(maxsize=4)(_log_sum)  # up to twelve megabytes each
-
-
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
     """Step 5: the tilted masses of the summed loss, circular, loss 0 at index 0; and step 6's bound on their errors."""
-    # Of an account over many runs only the events of the runs that go on change: they come last.
-    items = tuple(counts.items())
-    settled = _settled_sum(items[:-_GROWING], frame, length)
-    log_modulus, phase, relative = settled + _log_sum(items[-_GROWING:], frame, length)
+    total = np.zeros((3, length // 2 + 1))
+    for event, count in counts.items():
+        log_modulus, phase = _transform(event, frame, length)
+        with np.errstate(over="ignore"):
+            total += np.multiply(count, [log_modulus, phase, math.log2(length) * np.exp(-log_modulus) + 10])
+    log_modulus, phase, relative = total
     spectrum = np.zeros(len(phase), dtype=np.complex128)
     heard = log_modulus > _SMALLEST_EXPONENT
     spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase[heard])
@@ -344,14 +302,6 @@ def _chernoff(counts: Counts, frame: _Frame, delta: float) -> float:
     return max(0.0, (_log_moment(counts, frame, order) + log_touching - math.log(left)) / order)
 
 
-def _interval_for(counts: Counts, delta: float) -> float:
-    """The finest interval, FINEST_INTERVAL times a power of two, at which every grid is short enough."""
-    interval = FINEST_INTERVAL
-    while not _fits(counts, interval, delta):
-        interval *= 2
-    return interval
-
-
 def _fits(counts: Counts, interval: float, delta: float) -> bool:
     grids = [grid_of(event, interval) for event in counts]
     if max(last - first for first, last in grids) >= _MAX_EVENT_POINTS:
@@ -361,9 +311,20 @@ def _fits(counts: Counts, interval: float, delta: float) -> bool:
 
 
 def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
-    """A frame for each direction; without sampling the two are mirror images, and one will do."""
-    directions = (0, 1) if any(isinstance(event, PoissonSampledDpEvent) for event in counts) else (0,)
-    return [_frame_for(counts, interval=interval, direction=direction, delta=delta) for direction in directions]
+    """Step 3. A frame for each direction; without sampling the two are mirror images, and one will do.
+
+    The tilt is half of the order at which Chernoff's bound is smallest: nearly as precise, and the window stays short
+    if a single release can lose much.
+    """
+    frames = []
+    for direction in (0, 1) if any(isinstance(event, PoissonSampledDpEvent) for event in counts) else (0,):
+        frame = _Frame(interval, direction, 0.0)
+
+        def bound(order: float, frame: _Frame = frame) -> float:
+            return (_log_moment(counts, frame, order) - math.log(delta)) / order
+
+        frames.append(frame._replace(tilt=_descend(bound) / 2))
+    return frames
 
 
 def composed_epsilon(counts: Counts, *, delta: float) -> float:
@@ -378,6 +339,8 @@ def composed_epsilon(counts: Counts, *, delta: float) -> float:
     if not counts:
         return 0.0
     delta *= 1 - _ROUNDING
-    interval = _interval_for(counts, delta)
+    interval = FINEST_INTERVAL
+    while not _fits(counts, interval, delta):
+        interval *= 2
     frames = _frames(counts, interval, delta)
     return max(min(_epsilon_in(counts, frame, delta), _chernoff(counts, frame, delta)) for frame in frames)

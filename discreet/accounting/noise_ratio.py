@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Measured on the default experiment and variations of it: docs/pitfalls.md.
+# The noise feedback up to which a run learns, and if its steps are as long as their signal. Measured: docs/pitfalls.md.
 LARGEST_FEEDBACK, LARGEST_FEEDBACK_SHRINKING = 6.5, 23.0
 EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds itself has grown
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
@@ -38,11 +38,6 @@ def noise_feedback(ratio: float, *, learning_rate: float, momentum: float, local
     3.76
     """
     return ratio * math.sqrt(learning_rate / (1 - momentum)) * min(1.0, local_work / FULL_LOCAL_WORK)
-
-
-def largest_feedback(*, shrinking: bool) -> float:
-    """The noise feedback up to which a run learns; `shrinking`: its steps are as long as their signal."""
-    return LARGEST_FEEDBACK_SHRINKING if shrinking else LARGEST_FEEDBACK
 
 
 def signal_share(velocity: Tensor, *, noise_energy: float) -> float:

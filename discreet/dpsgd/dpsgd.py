@@ -18,7 +18,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from discreet.accounting.calibration import check_whole, noise_multiplier_for_releases
+from discreet.accounting.calibration import check_whole, noise_multiplier_for_epsilon
 from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, Schedule, values_of
 from discreet.dpsgd.loop_processes import processes_of
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
@@ -145,7 +145,7 @@ class DPSGD:
         ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
         if target_epsilon is not None and is_first:
             spent = spent_in(ledger, privacy.data_owner).entries
-            scale = noise_multiplier_for_releases(
+            scale = noise_multiplier_for_epsilon(
                 target_epsilon,
                 releases=lambda scale: (*spent, *replace(plan, scale=scale).events()),
                 delta=delta,

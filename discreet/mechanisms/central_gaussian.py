@@ -66,12 +66,12 @@ class CentralGaussian(ServerMechanism):
             ),
         }[user.sampling]
         rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
-        kind = clip_kind(self.run)
+        kind, (unit, who) = "adaptive" if user.adaptive else "fixed", protected(self.run)
         neighbours = "replace" if user.sampling == "fixed" else "add or remove"
         unamplified = "amplification by sampling, towards who sees which clients are asked"
         return Statement(
-            unit=unit(self.run),
-            adjacency=f"{neighbours} one {who(self.run)}",
+            unit=unit,
+            adjacency=f"{neighbours} one {who}",
             trusted="the server",
             observer="who sees every released model and clip norm, but not who takes part",
             mechanism=f"DP-FedAvg with {kind} clip norm, {drawn}, Gaussian noise on the sum at the server{rated}",
@@ -143,12 +143,10 @@ class UserPrivacy(ServerRelease):
 
     Attributes:
       noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
-      event: what a round costs.
       count_stddev: of the noise on the count; None with a fixed clip norm, which uses no bits.
       clip: the rule by which an adaptive clip norm moves; its search rate is halved after each round.
       draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
-      on_grid: whether updates are put on an integer grid and summed exactly, see `privacy.grid`.
-      largest_cohort: how many updates a sum on the grid must be able to hold.
+      on_grid, largest_cohort: sums are exact, of at most so many updates, see `privacy.grid`.
     """
 
     noise_multiplier: float
@@ -175,10 +173,8 @@ class UserPrivacy(ServerRelease):
     def empty(self, num_params: int, clip_norm: float) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum
 
-        if not self.on_grid:
-            return CohortSum(num_params, clip_norm, None)
-        scale = self.sum_noise * clip_norm
-        return CohortSum(num_params, clip_norm, self._grid(clip_norm, num_params, scale))
+        grid = self._grid(clip_norm, num_params, self.sum_noise * clip_norm) if self.on_grid else None
+        return CohortSum(num_params, clip_norm, grid)
 
     def release(self, replies: Replies, at: Round) -> Released:
         from discreet.mechanisms.sums import take_all
@@ -223,18 +219,11 @@ class UserPrivacy(ServerRelease):
         return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
 
 
-def unit(run: ClientSettings) -> str:
-    """The unit that is protected. Of another app only its nodes are known: whether one is a person, a device or a
-    hospital is the app's to say."""
-    return "everything that one node holds" if run.model.name == FLOWER_APP else "all data of one client"
-
-
-def who(run: ClientSettings) -> str:
-    return "node" if run.model.name == FLOWER_APP else "client"
-
-
-def clip_kind(run: ClientSettings) -> str:
-    return "adaptive" if run.user.adaptive else "fixed"
+def protected(run: ClientSettings) -> tuple[str, str]:
+    """The unit that is protected, and who holds it. Of another app only its nodes are known: whether one is a person,
+    a device or a hospital is the app's to say."""
+    foreign = run.model.name == FLOWER_APP
+    return ("everything that one node holds", "node") if foreign else ("all data of one client", "client")
 
 
 def runs_and_nodes(run: ClientSettings, *, account: bool) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin, McKenna, Upadhyay 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.correlation import NONE, SQRT, Turns
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
-from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, runs_and_nodes, unit, who
+from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, protected, runs_and_nodes
 from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     Released,
@@ -53,10 +53,10 @@ class CorrelatedNoise(ServerMechanism):
     def statement(self, *, account: bool = False) -> Statement:
         groups, foreign = self.turns.groups, self.run.model.name == FLOWER_APP
         turns = f"{groups} public groups in turn, one a round" if groups > 1 else "everybody in every round"
-        asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
+        asked, (unit, who) = ASKED_BEFORE if self.run.data.normalise == "private" else "", protected(self.run)
         return Statement(
-            unit=unit(self.run),
-            adjacency=f"add or remove one {who(self.run)}; to whoever sees who takes part: its updates count as zero",
+            unit=unit,
+            adjacency=f"add or remove one {who}; to whoever sees who takes part: its updates count as zero",
             trusted="the server, which keeps the keys of earlier noise until the run is over",
             observer="who sees every released model, and who takes part in which round",
             mechanism=f"DP-FedAvg with fixed clip norm, {turns}, Gaussian noise on the sum at the server {self._words}",
@@ -128,7 +128,6 @@ class TurnRelease(ServerRelease):
       event: of the dearest round.
       noise_multiplier: of each round's own noise, over the clip norm; 0 draws none and protects nobody.
       turns: of the planned rounds, and the correlation of their noise.
-      largest_cohort: how many updates a sum on the grid must be able to hold.
     """
 
     event: DpEvent
@@ -160,6 +159,7 @@ class TurnRelease(ServerRelease):
         import torch
 
         from discreet.mechanisms.sums import take_all
+        from discreet.privacy.sampling import in_turn
 
         kept, number = at.kept.load(), at.number + 1
         done = int(kept["round"]) if kept else 0
@@ -171,7 +171,10 @@ class TurnRelease(ServerRelease):
                 "run that is over does not go on, and one whose keys are lost must begin anew"
             )
         total = self.empty(at.num_params, at.clip_norm)
-        take_all(self._in_turn(replies, number), total, at.answers)
+        # Parts, without a client's number, were made by this process.
+        clients, groups = ((reply, getattr(reply, "client", -1)) for reply in replies), self.turns.groups
+        theirs = (reply for reply, client in clients if client < 0 or in_turn(client, number, groups=groups))
+        take_all(theirs, total, at.answers)
         at.charge(self.event_of(number, again=at.again))
         keys = self._keys(at.source, kept.get("keys"))
         noised = self._noised(total, keys, number)
@@ -179,15 +182,6 @@ class TurnRelease(ServerRelease):
         counts = {"round": torch.tensor(number), "replies": torch.tensor(total.replies)}
         at.kept.save({"total": noised, "keys": keys, **counts})
         return Released(noised, at.clip_norm, None, total.replies)
-
-    def _in_turn(self, replies: Replies, number: int) -> Iterator[Any]:
-        """Those of clients whose turn it is; parts were made by this process."""
-        from discreet.privacy.sampling import in_turn
-
-        for reply in replies:
-            client = getattr(reply, "client", -1)
-            if client < 0 or in_turn(client, number, groups=self.turns.groups):
-                yield reply
 
     def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
         """The keys of this round's noise and of all earlier noise that this or a later round has a part of, uint8
@@ -207,18 +201,14 @@ class TurnRelease(ServerRelease):
 
         assert isinstance(total.clipped, GridSum)
         # The newest key is the last one, and its weight the first.
-        weights, steps, grid = (
-            self._turns_of(len(keys) + BLOCK).weights.tolist(),
-            total.clipped.steps,
-            total.clipped.grid,
-        )
+        weights, grid = self._turns_of(len(keys) + BLOCK).weights.tolist(), total.clipped.grid
         parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
         at, block = (len(keys) - 1) % BLOCK, None
         if number == len(keys) > BLOCK:
             old = range(len(keys) - at - 1)  # the keys of finished blocks, of which none was removed yet
             block = Block(at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK)))
-        drawn = CorrelatedGaussian(self.noise_multiplier)
-        noised = drawn.add_grid_noise(steps, total.clip_norm, grid=grid, parts=parts, block=block)
+        add = CorrelatedGaussian(self.noise_multiplier).add_grid_noise
+        noised = add(total.clipped.steps, total.clip_norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
 
     def _turns_of(self, rounds: int) -> Turns:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from discreet.accounting.calibration import noise_multiplier_for_releases
+from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.mechanism import (
     NOT_COVERED,
@@ -140,7 +140,7 @@ def _calibrate(
     """`stepped`: with which probability a step samples, and how many steps; `rated`: noise and number of answers."""
     (probability, count), (rating, times) = stepped, rated
     answers = ((poisson_round_event(1.0, noise_multiplier=rating), times),) if times else ()
-    return noise_multiplier_for_releases(
+    return noise_multiplier_for_epsilon(
         target,
         releases=lambda noise: ((poisson_round_event(probability, noise_multiplier=noise), count), *answers),
         delta=delta,

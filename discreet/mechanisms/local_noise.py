@@ -1,7 +1,6 @@
 """Local privacy: a client noises its whole update, so that not even the server has to be trusted.
 
-Source: REFERENCES of the four systems that Discreet takes in, items 3 and 4; the Gaussian is calibrated by Balle and
-Wang 2018, never by the classical formula.
+The Gaussian is calibrated by Balle and Wang 2018, never by the classical formula.
 """
 
 from __future__ import annotations
@@ -26,10 +25,12 @@ from discreet.settings.privacy import LOCAL, PRIVACY_DRAWS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-    from torch import Tensor
+    from torch import Tensor, nn
 
+    from discreet.data.examples import Examples
     from discreet.privacy.mechanisms import Gaussian, Laplace
     from discreet.privacy.randomness import RandomSource
+    from discreet.training.local_training import LocalSettings
 
 LOCAL_SETTINGS = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "clip_norm"))
 EPSILONS = ("epsilon_local", "epsilon_local_pure")
@@ -201,9 +202,70 @@ class LocalAnswerNoise:
         return self.privacy.event
 
     def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
-        """As `local_dp_sgd.OwnNoise.noised`, but the variance is a public constant, and `held_out` decides nothing."""
+        """As `local_dp_sgd.OwnNoise.noised`; the variance is a public constant, and `held_out` decides nothing."""
         import torch
 
         sent = release_update(answer.to(torch.float32), self.privacy, source=source.child("answer"))
         scale = 2 * self.privacy.clip_norm * self.privacy.noise_multiplier
         return with_variance(sent.double(), 2 * scale**2 if self.privacy.kind == "laplace" else scale**2)
+
+
+@dataclass(frozen=True)
+class LaplaceStep(Mechanism):
+    """One example of one client, from everybody else; nobody but the client itself is trusted."""
+
+    run: ClientSettings
+    guarantee: ClassVar[str] = LOCAL
+    at_client: ClassVar[bool] = True
+    unbatched: ClassVar[str] = "privacy.local.kind=laplace_step"
+    reported: ClassVar[tuple[str, ...]] = EPSILONS
+    deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
+
+    def statement(self, *, account: bool = False) -> Statement:
+        how = "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n"
+        unit, uncovered = "one example of one client", ("its number of examples",)
+        return local_statement(self.run, unit=unit, mechanism=how, uncovered=uncovered)
+
+    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        if not trains:
+            return ClientRound(math.inf)
+        privacy = round_privacy(self.run, round_number=number)
+
+        def step(
+            model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
+        ) -> Tensor:
+            from discreet.models.models import load_parameters
+
+            load_parameters(model, params)
+            return release_step(model, examples, training=settings, privacy=privacy, source=source.child("local"))
+
+        return ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), step=step)
+
+
+def release_step(
+    model: nn.Module, examples: Examples, *, training: LocalSettings, privacy: LocalPrivacy, source: RandomSource
+) -> Tensor:
+    """One full-batch gradient step with Laplace noise from the model's parameters: kind `laplace_step`.
+
+    Returns the update (num_params,).
+
+    Guarantee: each example's gradient is clipped to an L1 norm of C, so replacing one example moves
+    -learning_rate * mean(g_i) by at most 2 * learning_rate * C / n in L1, and the noise is drawn for that. n is the
+    client's number of examples, which replacing leaves as it is. A client without examples releases zero.
+    """
+    import torch
+
+    from discreet.models.dropout import masks_from
+    from discreet.models.models import flatten_parameters, to_train
+    from discreet.per_example.per_example import l1_clipped_gradient_sum
+
+    if len(examples) == 0:
+        return torch.zeros_like(flatten_parameters(model))
+    to_train(model)
+    inputs, targets, learning_rate = examples.inputs, examples.targets, training.learning_rate
+    with masks_from(source, model):
+        total, _ = l1_clipped_gradient_sum(
+            model, inputs, targets=targets, clip_norm=privacy.clip_norm, loss=training.loss
+        )
+    step = -learning_rate * total / len(examples)
+    return privacy.mechanism.add_noise(step, 2 * learning_rate * privacy.clip_norm / len(examples), source)

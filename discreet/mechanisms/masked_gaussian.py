@@ -14,13 +14,11 @@ from discreet.mechanisms.central_gaussian import (
     SETTINGS,
     CentralGaussian,
     UserPrivacy,
-    clip_kind,
     count_stddev,
+    protected,
     ratings,
     runs_and_nodes,
-    unit,
     update_noise_multiplier,
-    who,
 )
 from discreet.mechanisms.mechanism import NOT_COVERED, Released, Round, ServerMechanism, ServerRelease, Statement
 from discreet.privacy.quantile import default_count_stddev
@@ -53,15 +51,16 @@ class MaskedGaussian(ServerMechanism):
 
     def statement(self, *, account: bool = False) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
+        kind, (unit, who) = "adaptive" if self.run.user.adaptive else "fixed", protected(self.run)
         how = (
-            f"DP-FedAvg with {clip_kind(self.run)} clip norm, everybody in every round, on whole numbers; each client "
+            f"DP-FedAvg with {kind} clip norm, everybody in every round, on whole numbers; each client "
             "adds discrete Gaussian noise and masks, of which the server reads the sum alone"
         )
-        one = f"one {who(self.run)}'s update counts as zero, and it still takes part and adds its noise"
+        one = f"one {who}'s update counts as zero, and it still takes part and adds its noise"
         said = masked_statement(self.run, how, joined="update and bits together, ")
         return replace(
             said,
-            unit=unit(self.run),
+            unit=unit,
             adjacency=f"zero-out: {one}",
             mechanism=said.mechanism + rated,
             accounting=said.accounting + priced,
@@ -105,8 +104,7 @@ class MaskedGaussian(ServerMechanism):
 
     @property
     def noise_in_sum(self) -> float:
-        noise = update_noise_multiplier(self.run.user.noise_multiplier or 0.0, count_stddev=count_stddev(self.run))
-        return noise * unaccounted(self.run)
+        return CentralGaussian(self.run).noise_in_sum * unaccounted(self.run)
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,6 @@ class MaskedSum(ServerRelease):
     denominator is a public constant.
 
     Attributes:
-      vector: what clients add up.
       clipping: the rule by which the clip norm moves.
       step_norm: at example level, where no rule moves it, the norm that one step of the sum refers to.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.mechanisms.local_dp_sgd import EXAMPLE_SETTINGS
 from discreet.mechanisms.masked_gaussian import (
@@ -30,9 +30,8 @@ from discreet.settings.privacy import EXAMPLE, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from discreet.data.examples import Examples
     from discreet.privacy.randomness import RandomSource
     from discreet.privacy.secure_grid import SecureSum
     from discreet.training.local_training import LocalSettings
@@ -92,15 +91,14 @@ class MaskedStep(ServerMechanism):
                 f"this client has more examples than {MOST_GRADIENTS} * training.batch_size={most}, beyond which a "
                 "float64 sum of gradients is not bounded"
             )
+
+        def step(*given: Any, settings: LocalSettings, source: RandomSource) -> Tensor:
+            from discreet.training.local_training import shared_step
+
+            return shared_step(*given, settings=settings, clip=(self.run.example.clip_norm, source))
+
         # Its own account is held to budgets where it adds its vector to the sum.
-        return ClientRound(self.run.example.noise_multiplier or 0.0, step=self._step)
-
-    def _step(
-        self, model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
-    ) -> Tensor:
-        from discreet.training.local_training import shared_step
-
-        return shared_step(model, params, examples, settings=settings, clip=(self.run.example.clip_norm, source))
+        return ClientRound(self.run.example.noise_multiplier or 0.0, step=step)
 
     @property
     def noise_in_sum(self) -> float:

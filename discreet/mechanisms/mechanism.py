@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
-from discreet.mechanisms.kept import Kept, KeptInMemory
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
 
@@ -32,11 +31,8 @@ class Statement:
     """A guarantee in words; docs/privacy.md says the same at length.
 
     Attributes:
-      unit, adjacency: what is hidden, and which inputs are neighbours.
-      trusted: who must be honest.
       observer: from whom the unit is hidden.
       mechanism, accounting: how, and as which events.
-      not_covered: what it does not speak about.
       name, enabled: which guarantee it is; False: the run gives none of this kind, epsilon is infinite.
     """
 
@@ -77,30 +73,24 @@ class ClientRound:
     Attributes:
       noise_multiplier: of what is noised for it, by the client or by what the server declares; infinity if nothing is.
       events: the cost to a ledger of the client's own, each with its count, before anything leaves.
-      training: the settings of local training, if they hold its noise.
-      local: the noise on the update, a `LocalPrivacy`.
-      step: makes the update in place of local training.
     """
 
     noise_multiplier: float
     events: tuple[tuple[DpEvent, int], ...] = ()
-    training: LocalSettings | None = None
-    local: Any = None
-    step: Callable[..., Tensor] | None = None
+    training: LocalSettings | None = None  # of local training, if they hold the noise
+    local: Any = None  # the noise on the update, a `LocalPrivacy`
+    step: Callable[..., Tensor] | None = None  # makes the update in place of local training
 
 
 class AnswerNoise(Protocol):
-    """The noise of a client on its own answer to a query.
-
-    Attributes:
-      unit: its standard deviation on each number, over its noise multiplier; an m-th about m examples.
-      of_examples: True if it is for one of the examples, so that its size depends on their number.
-    """
+    """The noise of a client on its own answer to a query. `of_examples`: it is for one of the examples, so that its
+    size depends on their number."""
 
     of_examples: ClassVar[bool]
 
     @property
-    def unit(self) -> float: ...
+    def unit(self) -> float:
+        """Its standard deviation on each number, over its noise multiplier; an m-th about m examples."""
 
     @property
     def event(self) -> DpEvent:
@@ -171,18 +161,39 @@ class Mechanism(Protocol):
         return None
 
 
+class Kept(Protocol):
+    """What the release of a round keeps for the rounds after it: a secret of the run, on disk by
+    `discreet.server.run_secrets`."""
+
+    def load(self) -> Mapping[str, Tensor]:
+        """What was saved last; empty before."""
+
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces it as a whole; after a crash the old or the new is there."""
+
+
+@dataclass
+class KeptInMemory:
+    """`Kept` of rounds that no run folder holds."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def load(self) -> Mapping[str, Tensor]:
+        return self.tensors
+
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+
+
 @dataclass(frozen=True)
 class Round:
     """The facts of a round that its release needs.
 
     Attributes:
       number: of the rounds before it.
-      clip_norm: C_t.
       expected_cohort: the public denominator of the average.
-      source: of the noise.
       charge: is called with the event before noise is added to anything, or a sum is opened: it writes the ledger.
       answers: the empty sum of the answers to a query; None in a round without one.
-      kept: by the rounds before it.
       again: it was charged before, by a process that has died, and may be out with other noise.
     """
 
@@ -276,8 +287,7 @@ class ServerRelease(Protocol):
 
 @dataclass(frozen=True)
 class PlainSum(ServerRelease):
-    """The release of a round in which no mechanism of the server noises: clients alone have, or nobody. Nothing is
-    clipped, noised or charged."""
+    """The release of a round that clients alone noise, or nobody: nothing is clipped, noised or charged."""
 
     event: None = None
     guarantee: ClassVar[None] = None
@@ -292,11 +302,8 @@ class PlainSum(ServerRelease):
 
 
 class ServerMechanism(Mechanism, Protocol):
-    """A mechanism whose releases the server's ledger is charged for: at most one of a run.
-
-    Attributes:
-      fixed_norm: the setting of the norm that clips, if it never follows the updates, so that noise can't feed itself.
-    """
+    """A mechanism whose releases the server's ledger is charged for: at most one of a run. `fixed_norm`: the setting of
+    the norm that clips, if it never follows the updates, so that noise can't feed itself."""
 
     at_server: ClassVar[bool] = True
     fixed_norm: ClassVar[str | None] = None
@@ -363,7 +370,7 @@ def releases_of(
 
 
 def least_noise(run: ClientSettings, noise: float) -> float:
-    """The noise multiplier of the release that has the least noise at user level, if that of a round is `noise`."""
+    """The noise multiplier of the release with the least noise at user level, if that of a round is `noise`."""
     ratings, rated = run.evaluation, run.evaluation.noise_multiplier
     if ratings.private:
         noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)

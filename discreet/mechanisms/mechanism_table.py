@@ -7,9 +7,8 @@ from typing import cast
 
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.laplace_step import LaplaceStep
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
-from discreet.mechanisms.local_noise import LocalNoise
+from discreet.mechanisms.local_noise import LaplaceStep, LocalNoise
 from discreet.mechanisms.masked_gaussian import MaskedGaussian
 from discreet.mechanisms.masked_step import MaskedStep
 from discreet.mechanisms.mechanism import AnswerNoise, Mechanism, ServerMechanism
@@ -58,8 +57,8 @@ def accounts_itself(run: ClientSettings) -> bool:
 
 
 def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> AnswerNoise | None:
-    """The noise that each client draws on its own answers, of at most this L1 norm; None if the server does. The norm
-    may be left out if only the event matters, which is the same for each."""
+    """The noise that each client draws on its own answers, of at most this L1 norm; None if the server does. The
+    event does not depend on the norm."""
     noises = (each.answer_noise(l1_norm) for each in mechanisms_of(run).values()) if run.evaluation.private else ()
     return next((noise for noise in noises if noise is not None), None)
 

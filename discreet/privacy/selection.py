@@ -15,8 +15,7 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from discreet.accounting.accounting import Entries, epsilon_spent, rdp_curve
-from discreet.accounting.events import RDP
+from discreet.accounting.accounting import Entries, rdp_curve
 from discreet.privacy.randomness import RandomSource
 
 # By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the limit).
@@ -93,14 +92,3 @@ def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpE
     parts = [SelfComposedDpEvent(event, count) for event, count in costliest if count]
     whole = parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
     return RepeatAndSelectDpEvent(whole, float(trials.mean), SHAPES[trials.distribution])
-
-
-def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delta: float) -> float:
-    """The epsilon of `selection_event` at `delta`, by RDP; errors as there.
-
-    >>> from dp_accounting import GaussianDpEvent
-    >>> entries = [(GaussianDpEvent(10.0), 4)]
-    >>> round(selection_epsilon([entries], trials=TrialCount("geometric", 5), delta=1e-6), 3)
-    1.645
-    """
-    return epsilon_spent([(selection_event(candidates, trials=trials), 1)], delta=delta, accountant=RDP)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from discreet.accounting.noise_ratio import (
     EARLY_ROUNDS,
+    LARGEST_FEEDBACK,
     LARGEST_FEEDBACK_SHRINKING,
-    largest_feedback,
     noise_feedback,
     noise_ratio,
 )
@@ -80,7 +80,7 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
     )
     if plan.clip.kind != "adaptive":
         return NoiseOutlook(ratio, feedback)
-    limit = largest_feedback(shrinking=optimizer.shrink_with_noise)
+    limit = LARGEST_FEEDBACK_SHRINKING if optimizer.shrink_with_noise else LARGEST_FEEDBACK
     excess = max(1.0, feedback / limit)
     remedies = (
         f"a population of {math.ceil(plan.run.user.population_size * excess)} clients",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from discreet.accounting.calibration import noise_multiplier_for_releases
+from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
 from discreet.mechanisms.mechanism import Mechanism, ServerMechanism, Statement, releases_of, terms_of
@@ -170,7 +170,7 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     if target is None:
         return settings
     try:
-        noise_multiplier = noise_multiplier_for_releases(
+        noise_multiplier = noise_multiplier_for_epsilon(
             target,
             releases=lambda noise: releases_of(mechanism, noise, settings.rounds, sizes=sizes),
             delta=settings.privacy.delta,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 
 from discreet.accounting.accounting import pure_epsilon
-from discreet.accounting.calibration import MAX_ROUNDS, noise_multiplier_for_releases
+from discreet.accounting.calibration import MAX_ROUNDS, noise_multiplier_for_epsilon, rounds_within
 from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, Turns, best_bandwidth
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
@@ -48,7 +47,7 @@ class Price:
         """The noise multiplier with which so many rounds cost epsilon. Raises ValueError if there is none."""
         if self.accountant == PURE:
             return rounds / epsilon
-        return noise_multiplier_for_releases(
+        return noise_multiplier_for_epsilon(
             epsilon, releases=lambda noise: self._releases(noise, rounds), delta=delta, accountant=self.accountant
         )
 
@@ -56,13 +55,8 @@ class Price:
         """The number of rounds that fit in epsilon. Raises ValueError: more than are looked at fit."""
         if self.accountant == PURE:
             return int(epsilon * noise * (1 + 1e-12))
-        few, most = 0, 1
-        while self.epsilon(noise, most, delta) <= epsilon:
-            few, most = most, 2 * most
-            if few > (MAX_ROUNDS if self.turns is None else MOST_TURNS):
-                raise ValueError(f"more than {few} rounds fit: not computed")
-        between = range(few + 1, most)
-        return few + bisect_left(between, True, key=lambda rounds: self.epsilon(noise, rounds, delta) > epsilon)
+        most = MAX_ROUNDS if self.turns is None else MOST_TURNS
+        return rounds_within(epsilon, lambda count: self.epsilon(noise, count, delta), most=most)
 
     def _releases(self, noise: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
         if self.turns is None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from discreet.accounting.noise_ratio import noise_ratio
-from discreet.mechanisms.kept import Kept, KeptInMemory
-from discreet.mechanisms.mechanism import Released, Round, ServerRelease
+from discreet.mechanisms.mechanism import Kept, KeptInMemory, Released, Round, ServerRelease
 from discreet.mechanisms.sums import Answers, Replies
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, in_turn, poisson_cohort

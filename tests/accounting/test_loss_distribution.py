@@ -28,7 +28,7 @@ def sampled_gaussian_delta(epsilon: float, q: float, noise: float) -> float:
 def delta_of_masses(event: DpEvent, epsilon: float, interval: float) -> float:
     deltas = []
     for loss in loss_masses(event, interval):
-        losses = interval * np.arange(loss.first, loss.last + 1)
+        losses = interval * np.arange(loss.first, loss.first + len(loss.masses))
         deltas.append(loss.infinite + loss.masses @ np.maximum(0.0, -np.expm1(epsilon - losses)))
     return max(deltas)
 

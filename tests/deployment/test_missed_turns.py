@@ -15,7 +15,7 @@ from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.kept import KeptInMemory
+from discreet.mechanisms.mechanism import KeptInMemory
 from discreet.node.nodes import node_client
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn

@@ -24,8 +24,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.kept import KeptInMemory
-from discreet.mechanisms.mechanism import Round
+from discreet.mechanisms.mechanism import KeptInMemory, Round
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.accounting.correlation import Turns
 from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.kept import KeptInMemory
+from discreet.mechanisms.mechanism import KeptInMemory
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round

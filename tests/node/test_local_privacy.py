@@ -11,8 +11,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.laplace_step import release_step
-from discreet.mechanisms.local_noise import LocalPrivacy, release_update, round_privacy
+from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update, round_privacy
 from discreet.node.account import Refused
 from discreet.node.client import Client
 from discreet.privacy.randomness import seeded_source

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
 from scipy import stats
 
+from discreet.accounting.accounting import Entries, epsilon_spent
 from discreet.privacy.randomness import seeded_source
-from discreet.privacy.selection import SHAPES, TrialCount, selection_epsilon
+from discreet.privacy.selection import SHAPES, TrialCount, selection_event
 
 DRAWS = 4000
 FALSE_ALARM = 1e-6  # of each chi-square test below; the seeds are fixed, so it is paid once
@@ -17,6 +19,10 @@ FALSE_ALARM = 1e-6  # of each chi-square test below; the seeds are fixed, so it 
 
 def training(noise: float = 1.0, *, probability: float = 0.01, rounds: int = 1000) -> tuple[tuple[DpEvent, int], ...]:
     return ((PoissonSampledDpEvent(probability, GaussianDpEvent(noise)), rounds),)
+
+
+def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delta: float) -> float:
+    return epsilon_spent([(selection_event(candidates, trials=trials), 1)], delta=delta, accountant="rdp")
 
 
 @pytest.mark.parametrize(

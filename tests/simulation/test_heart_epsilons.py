@@ -59,11 +59,7 @@ def test_flambys_steps_cost_more_than_their_label(patients: int, planned: int) -
     # Batches of 4, noise for 15 epochs, 1500 steps taken; as if batches were Poisson.
     batches = math.ceil(patients / 4)
     noise = noise_multiplier_for_epsilon(
-        planned,
-        make_event=lambda multiplier: poisson_round_event(1 / batches, noise_multiplier=multiplier),
-        count=15 * batches,
-        delta=DELTA,
-        accountant="pld",
+        planned, releases=lambda z: ((poisson_round_event(1 / batches, noise_multiplier=z), 15 * batches),), delta=DELTA
     )
     step = dp_accounting.PoissonSampledDpEvent(1 / batches, dp_accounting.GaussianDpEvent(noise))
     found = PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(step, 1500)).get_epsilon(DELTA)
