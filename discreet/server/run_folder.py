@@ -202,8 +202,8 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunSecrets:
-    """`discreet.mechanisms.mechanism.Kept` in a run folder, for the server's user alone: with it the noise of releases can
-    be taken off. It is removed when the run is over."""
+    """`discreet.mechanisms.mechanism.Kept` in a run folder, for the server's user alone: with it the noise of releases
+    can be taken off. It is removed when the run is over."""
 
     folder: Path
 
