@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.data.examples import Examples
 from discreet.data.partition import Numbers
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.simulation.client_examples import (
     BatchNumbers,
+    HeldExamples,
     SharedExamples,
     Table,
     poisson_batch,
@@ -144,10 +144,10 @@ class Chunk:
     settings: Sequence[LocalSettings]
     draws: Draws
 
-    def examples(self, row: int) -> Examples:
+    def examples(self, row: int) -> HeldExamples:
         """Those of one client."""
-        numbers = torch.from_numpy(self.table.numbers[row, : self.table.sizes[row]]).to(self.data.device)
-        return Examples(self.data.read(numbers), self.data.targets[numbers])
+        numbers = torch.from_numpy(self.table.numbers[row, : self.table.sizes[row]])
+        return HeldExamples(self.data, numbers.to(self.data.device))
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, BatchNumbers]]:
         orders = self.draws.permutations(self.table.sizes, epoch=epoch)
@@ -209,7 +209,9 @@ def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
     if isinstance(chunk.model, MappedModel):
         step = partial(shared_step, chunk.model.model, start, settings=settings)
         rows = range(len(table.sizes))
-        return torch.stack([step(chunk.examples(row), clip=(clip_norm, chunk.draws.of(row))) for row in rows])
+        return torch.stack(
+            [step(chunk.examples(row).subset(slice(None)), clip=(clip_norm, chunk.draws.of(row))) for row in rows]
+        )
     params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
     if not table.sizes.any():
         return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)

@@ -49,6 +49,23 @@ class SharedExamples:
         return found.to(torch.float32).div_(WHITE) if found.dtype == torch.uint8 else found
 
 
+@dataclass(frozen=True, eq=False)
+class HeldExamples:
+    """The examples of one client, by their numbers (n,), which are read when they are asked for: features of texts can
+    be larger than the memory."""
+
+    data: SharedExamples
+    numbers: Tensor
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def subset(self, indices: Tensor | slice) -> Examples:
+        """As `Examples.subset`."""
+        rows = self.numbers[indices]
+        return Examples(self.data.read(rows), self.data.targets[rows])
+
+
 def _mapped_examples(inputs: NDArray[Any], targets: NDArray[Any]) -> SharedExamples:
     return SharedExamples(read_only(inputs), read_only(targets))
 

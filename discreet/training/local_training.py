@@ -275,8 +275,15 @@ def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[i
         take_step(settings, state, current, clients.views(noised))
 
 
+class Held(Protocol):
+    """The examples of a client, of which a step reads some."""
+
+    def __len__(self) -> int: ...
+    def subset(self, indices: Tensor) -> Examples: ...
+
+
 def local_update(
-    model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
+    model: nn.Module, params: Tensor, examples: Held, *, settings: LocalSettings, source: RandomSource
 ) -> Tensor:
     """The change of the parameters after a client's local work, (num_params,), float32.
 
@@ -312,7 +319,7 @@ class OneClient:
     """One row for `sgd` and `dp_sgd`, with the gradients of any model. Its parameters are views of the model's."""
 
     model: nn.Module
-    examples: Examples
+    examples: Held
     settings: LocalSettings
     source: RandomSource
 
@@ -323,9 +330,9 @@ class OneClient:
     def add_mean_gradients(
         self, params: list[Tensor], batch: Tensor, into: list[Tensor], *, keep: float, rate: float
     ) -> None:
+        some = self.examples.subset(batch)
         with torch.enable_grad():
-            outputs, targets = self.model(self.examples.inputs[batch]), self.examples.targets[batch]
-            loss = self.settings.loss(outputs, targets).mean()
+            loss = self.settings.loss(self.model(some.inputs), some.targets).mean()
             # A parameter that no example of the batch has used has a gradient of zero.
             gradients = torch.autograd.grad(loss, trainable(self.model), allow_unused=True, materialize_grads=True)
         for values, gradient in zip(into, gradients, strict=True):
@@ -335,9 +342,8 @@ class OneClient:
         return step_batch(self.source, step, len(self.examples), probability=probabilities[0])
 
     def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
-        inputs, targets = self.examples.inputs[batch], self.examples.targets[batch]
-        loss = self.settings.loss
-        total, _ = clipped_gradient_sum(self.model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)
+        some, loss = self.examples.subset(batch), self.settings.loss
+        total, _ = clipped_gradient_sum(self.model, some.inputs, targets=some.targets, clip_norm=clip_norm, loss=loss)
         return total.unsqueeze(0)
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:

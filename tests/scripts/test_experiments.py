@@ -48,6 +48,7 @@ ON_MNIST = {
     "mnist_users_scattering": (["sampling.probability=0.002"], {"user"}),
 }
 ON_TWEETS = {
+    "tweets_lora": (["training.batch_size=100"], {"example"}),
     "tweets_one_silo": (["training.batch_size=200"], {"example"}),
     "tweets_ten_silos_secure": (["training.batch_size=20", "data.num_clients=4"], {"example"}),
     "tweets_users": (["data.num_clients=30"], {"user"}),
