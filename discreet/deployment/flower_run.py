@@ -1,5 +1,5 @@
-"""`flwr run . --stream`, for `discreet run` and `scripts/run`, on a SuperLink of its own, which ends with the run: what was
-left running can not answer instead. It listens on the loopback interface, as Ray does, which has a token too."""
+"""`flwr run . --stream`, for `discreet run` and `scripts/run`, on a SuperLink of its own, which ends with the run:
+nothing that was left running can answer instead. It listens on loopback, as Ray does, which has a token too."""
 
 from __future__ import annotations
 
