@@ -131,9 +131,7 @@ class Federation:
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
         """Until each of these SuperNodes has been let in; RunLostError if one has ended."""
-        seconds = START_SECONDS * max(
-            1.0, len(names) / DEMONSTRATION_NODES
-        )  # they start side by side: many take longer
+        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)  # they start side by side
 
         def is_let_in(name: str) -> bool:
             code, said = self.processes[name].poll(), self.says(name)
