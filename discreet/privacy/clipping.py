@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.privacy.grid import LARGEST_CLIP, Grid
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
-from discreet.privacy.randomness import RandomSource
+from discreet.privacy.randomness import CHUNK, RandomSource
+
+Rows = NDArray[np.floating[Any]]
+Doubles = NDArray[np.float64]
 
 # Rows end this much below the clip norm, so that no rounding lifts one above it. Norms of per-example gradients in
 # float32 have the largest error, up to about 1e-6; rounding a scaled row to float32 moves its norm by 6e-8 at most.
 CLIP_MARGIN = 2e-6
+LARGEST_TILE = 2 * CHUNK  # a row up to here is one tile: looking at it twice costs more than the cache that it takes
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
@@ -71,11 +79,16 @@ class ClippedSum:
         check_clip(clip_norm, also=(0, math.inf))
         self.clip_norm = clip_norm
         self.total = torch.zeros(size, dtype=torch.float64)
+        self._tiles = Tiles(size)
 
     def add(self, rows: Tensor) -> None:
         """Clips rows (n, size) and adds them; rows that are not finite add zero."""
-        values, norms = _finite(rows, len(self.total))
-        self.total.addmv_(values.t(), clip_factors(norms, self.clip_norm))
+        tiles, total = self._tiles, self.total.numpy()
+        for group in tiles.groups(rows):
+            kept, norms = tiles.finite(group)
+            factors = clip_factors(torch.from_numpy(norms), self.clip_norm).numpy()
+            for where in tiles.columns():
+                total[where] += _added_up(tiles.doubles(kept[:, where], factors))
 
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
         """The sum with noise for `clip_norm`, (size,), float64."""
@@ -98,6 +111,7 @@ class GridSum:
         self.clip_norm, self.grid, self.order = clip_norm, grid, order
         self.steps = torch.zeros(size, dtype=torch.int64)
         self._largest = float(math.floor(Fraction(clip_norm / grid.step) ** order))
+        self._tiles = Tiles(size)
 
     @property
     def total(self) -> Tensor:
@@ -106,26 +120,41 @@ class GridSum:
 
     def add(self, rows: Tensor) -> None:
         """Clips rows (n, size), puts them on the grid and adds them; rows that are not finite add zero."""
-        values, norms = _finite(rows, len(self.steps), order=self.order)
-        # Truncated towards zero. The step is a power of two, so that dividing by it is exact.
-        steps = (values / self.grid.step).trunc_()
-        above = ~self._within(steps)
-        if above.any():
-            factors = clip_factors(norms[above], self.clip_norm) / self.grid.step
-            steps[above] = (values[above] * factors.unsqueeze(1)).trunc_()
-            if not self._within(steps[above]).all():
-                raise ArithmeticError("an update that was scaled to the clip norm is above it")
-        # Below 2^53 in each coordinate, so that their sum is exact in float64.
-        self.steps += steps.sum(0).long()
+        tiles, total = self._tiles, self.steps.numpy()
+        for rows_at_once in tiles.groups(rows):
+            group, factors = self._clipped(rows_at_once)
+            for where in tiles.columns():
+                # Below 2^53 in each coordinate, so that sums of a group are exact in float64.
+                total[where] += tiles.integers(_added_up(self._whole(group[:, where], factors)))
 
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
         """The sum with rounded noise for `clip_norm`, (size,), float64: every value lies on the grid."""
         noised = mechanism.add_grid_noise(self.steps, self.clip_norm, grid=self.grid, source=source)
         return self.grid.to_float(noised, torch.float64)
 
-    def _within(self, steps: Tensor) -> Tensor:
-        """True for rows of whole steps within the clip norm. Sums up to `_largest` < 2^53 are exact."""
-        return (steps.square() if self.order == 2 else steps.abs()).sum(1) <= self._largest
+    def _clipped(self, group: Rows) -> tuple[Rows, Doubles]:
+        """The rows that are finite, and what to scale them by so that each is within the clip norm on the grid."""
+        factors = np.ones(len(group))
+        if self._within(group, factors).all():
+            return group, factors
+        kept, norms = self._tiles.finite(group, order=self.order)
+        within = self._within(kept, np.ones(len(kept)))
+        factors = np.where(within, 1.0, clip_factors(torch.from_numpy(norms), self.clip_norm).numpy())
+        if not self._within(kept, factors).all():
+            raise ArithmeticError("an update that was scaled to the clip norm is above it")
+        return kept, factors
+
+    def _within(self, rows: Rows, factors: Doubles) -> NDArray[np.bool_]:
+        """True for rows within the clip norm once they are on the grid. Sums up to `_largest` < 2^53 are exact."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole = (self._whole(rows[:, where], factors) for where in self._tiles.columns())
+            within: NDArray[np.bool_] = _power_sums(whole, self.order) <= self._largest
+        return within
+
+    def _whole(self, part: Rows, factors: Doubles) -> Doubles:
+        """In whole steps, truncated towards zero: the step is a power of two, so that dividing by it is exact."""
+        steps = self._tiles.doubles(part, factors / self.grid.step)
+        return np.trunc(steps, out=steps)
 
 
 def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2) -> Tensor:
@@ -135,14 +164,63 @@ def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2
     return total.steps
 
 
-def _finite(rows: Tensor, size: int, *, order: float = 2) -> tuple[Tensor, Tensor]:
-    """Rows (n, size) in float64, zero if their norm is not finite, and their norms (n,), infinite for these."""
-    if rows.dim() != 2 or rows.shape[1] != size or not rows.is_floating_point():
-        wanted = f"rows must be floating point of shape (n, {size})"
-        raise ValueError(f"{wanted}, got {rows.dtype} of {tuple(rows.shape)}")
-    values, norms = rows.detach().cpu().double(), row_norms(rows.detach().cpu(), order=order)
-    lost = norms.isinf()
-    return (values.masked_fill(lost.unsqueeze(1), 0.0) if lost.any() else values), norms
+class Tiles:
+    """Rows of a size in tiles that stay in a core's cache, in memory that is made once."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._width = max(1, size) if size <= LARGEST_TILE else CHUNK
+        self.rows = max(1, CHUNK // self._width)
+        self._doubles = np.empty(self.rows * self._width)
+        self._integers = np.empty(self._width, dtype=np.int64)
+
+    def groups(self, rows: Tensor) -> Iterator[Rows]:
+        """Rows (n, size) in groups of as many as fit a tile, at least one."""
+        if rows.dim() != 2 or rows.shape[1] != self.size or not rows.is_floating_point():
+            wanted = f"rows must be floating point of shape (n, {self.size})"
+            raise ValueError(f"{wanted}, got {rows.dtype} of {tuple(rows.shape)}")
+        rows = rows.detach().cpu()
+        values: Rows = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+        return (values[start : start + self.rows] for start in range(0, len(values), self.rows))
+
+    def columns(self) -> Iterator[slice]:
+        """The tiles of a group, by their columns."""
+        return (slice(start, start + self._width) for start in range(0, self.size, self._width))
+
+    def doubles(self, part: Rows, factors: Doubles | None = None) -> Doubles:
+        """A tile in float64, each row times its factor. It is overwritten by the next one."""
+        tile = self._doubles[: part.size].reshape(part.shape)
+        np.copyto(tile, part)
+        if factors is not None and (factors != 1).any():
+            tile *= factors[:, None]
+        return tile
+
+    def integers(self, whole: Doubles) -> NDArray[np.int64]:
+        """Whole numbers (m,) as int64. They are overwritten by the next ones."""
+        found = self._integers[: len(whole)]
+        np.copyto(found, whole, casting="unsafe")
+        return found
+
+    def finite(self, group: Rows, *, order: int = 2) -> tuple[Rows, Doubles]:
+        """The rows whose norm is a number, and their norms."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = _power_sums((self.doubles(group[:, where]) for where in self.columns()), order) ** (1 / order)
+        found = np.isfinite(norms)
+        return (group, norms) if found.all() else (group[found], norms[found])
+
+
+def _power_sums(tiles: Iterable[Doubles], order: int) -> Doubles:
+    """The sum of |values|^order of each row, (k,), over tiles (k, m)."""
+    # Not by BLAS: its threads wait for each other longer than a tile takes.
+    each = (np.einsum("ij,ij->i", tile, tile) if order == 2 else np.abs(tile).sum(1) for tile in tiles)
+    sums: Doubles = sum(each, np.zeros(()))
+    return sums
+
+
+def _added_up(rows: Doubles) -> Doubles:
+    """The sum of rows (k, m), (m,): a single row is not copied."""
+    total: Doubles = rows[0] if len(rows) == 1 else rows.sum(0)
+    return total
 
 
 def check_clip(clip_norm: float, name: str = "clip_norm", *, also: tuple[float, ...] = ()) -> None:

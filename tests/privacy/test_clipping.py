@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from discreet.privacy.clipping import ClippedSum, GridSum, clip_by_norm, clip_factors, clip_to_grid
+from discreet.privacy import clipping
+from discreet.privacy.clipping import LARGEST_TILE, ClippedSum, GridSum, clip_by_norm, clip_factors, clip_to_grid
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import seeded_source
@@ -82,6 +83,14 @@ def test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped(excess: int)
     assert sum(step**2 for step in clip_to_grid(row, 1.0, grid=grid).tolist()) <= 2**36
 
 
+@pytest.mark.parametrize("excess", [1e-12, 1e-6, 1e-4])
+@pytest.mark.parametrize("size", [3, LARGEST_TILE + 3])
+def test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum(size: int, excess: float) -> None:
+    row = torch.zeros(1, size, dtype=torch.float64)
+    row[0, 1] = 0.3 * (1 + excess)
+    assert float(summed("float", row, 0.3).total[1]) <= 0.3
+
+
 def test_every_value_released_from_a_grid_lies_on_it() -> None:
     total = summed("grid", seeded_source(27827).normal(300).view(3, 100), 1.0)
     steps = total.noised(Gaussian(1.0), seeded_source(411)) / grid_for(1.0, 100).step
@@ -99,9 +108,31 @@ def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, clip_norm: fl
         assert torch.allclose(total, clipped.sum(0), atol=1e-12 * clip_norm)
 
 
+@pytest.mark.parametrize("kind", ["float", "grid"])
+def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = seeded_source(54277).normal(600).view(3, 200) * torch.tensor([[1.0], [0.01], [5.0]])
+    rows[1, 7] = torch.nan
+    at_once = summed(kind, rows, 2.0).total
+    monkeypatch.setattr(clipping, "CHUNK", 64)
+    monkeypatch.setattr(clipping, "LARGEST_TILE", 128)
+    assert torch.allclose(summed(kind, rows, 2.0).total, at_once, atol=2.0 / 1000)
+
+
 @given(UPDATES, CLIPS, st.sampled_from([1, 2]))
 def test_a_held_norm_is_at_most_the_clip_in_exact_arithmetic(values: list[float], clip_norm: float, order: int) -> None:
     grid = grid_for(clip_norm, len(values))
     steps = clip_to_grid(torch.tensor(values), clip_norm, grid=grid, order=order)
     assert sum(abs(step) ** order for step in steps.tolist()) <= Fraction(clip_norm / grid.step) ** order
     assert not clip_to_grid(torch.tensor([*values, math.nan]), clip_norm, grid=grid, order=order).any()
+
+
+@given(UPDATES, CLIPS, st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+def test_truncation_never_moves_a_coordinate_away_from_zero(
+    values: list[float], clip_norm: float, dtype: torch.dtype
+) -> None:
+    grid = grid_for(clip_norm, len(values))
+    exact = torch.tensor(values, dtype=torch.float64)
+    update = (exact * (0.9 * clip_norm / max(1e-300, float(exact.norm())))).to(dtype)
+    for value, steps in zip(update.tolist(), clip_to_grid(update, clip_norm, grid=grid).tolist(), strict=True):
+        assert abs(steps * Fraction(grid.step)) <= abs(Fraction(value)) < (abs(steps) + 1) * Fraction(grid.step)
+        assert steps * value >= 0
