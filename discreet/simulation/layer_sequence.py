@@ -2,7 +2,7 @@
 
 Each layer has its forward and its backward pass by hand: with a model of a few small matrices for each client, what an
 automatic derivative adds would cost more than the products themselves. Against `torch.func.vmap` over the clients this
-wins 3 times (logistic regression), 3 (MLP, with `chunk.py`) and 1.8 (CNN) with plain SGD, and 2.5, 4 and 1.6 times with
+wins 3 times (logistic regression), 3 (MLP) and 1.8 (CNN) with plain SGD, and 2.5, 4 and 1.6 times with
 DP-SGD.
 
 Shapes: k clients, n examples each. Images stand with their channels last, (k, n, height, width, channels). A
