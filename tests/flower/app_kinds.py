@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, FedProx, Strategy
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.exceptions import ConvergenceWarning
@@ -35,15 +39,18 @@ class App:
     Attributes:
       starts: the arguments of `start`.
       above: an accuracy that chance does not reach.
-      given: arguments of Flower's FedAvg, which the private one keeps.
+      strategy, given: Flower's, or one of the app's own; and its arguments, which the private one keeps.
       diff: what the private strategy is given beside them and an epsilon.
+      instead: arguments of `start` in place of those before.
     """
 
     client: ClientApp
     starts: dict[str, Any]
     above: float
+    strategy: Callable[..., Strategy] = FedAvg
     given: dict[str, Any] = field(default_factory=dict)
     diff: dict[str, Any] = field(default_factory=dict)
+    instead: dict[str, Any] = field(default_factory=dict)
 
 
 def digits() -> tuple[Data, Data]:
@@ -68,10 +75,16 @@ def of_node(data: Data, context: Context) -> tuple[Data, Data]:
     return (x[~kept], y[~kept]), (x[kept], y[kept])
 
 
+def logits_of(model: Model, x: Tensor) -> Tensor:
+    said = model(x)
+    logits: Tensor = getattr(said, "logits", said)
+    return logits
+
+
 def measured(model: Model, data: Data) -> MetricRecord:
     """Loss and accuracy."""
     with torch.no_grad():
-        logits = model.eval()(data[0])
+        logits = logits_of(model.eval(), data[0])
     loss, right = nn.functional.cross_entropy(logits, data[1]), logits.argmax(1) == data[1]
     return MetricRecord({"loss": float(loss), "accuracy": float(right.float().mean()), "num-examples": len(right)})
 
@@ -87,16 +100,23 @@ def torch_app(
     build: Callable[[], Model],
     data: Data,
     *,
-    test: Data,
+    test: Data | None = None,
+    travels: str = "",
     keeps: str = "",
     **facts: Any,
 ) -> App:
-    """A loop of PyTorch. `test`: what the server evaluates on; `keeps`: a layer that stays in the node's state."""
+    """A loop of PyTorch, with a proximal term if it is asked for.
+
+    Args:
+      test: what the server evaluates on; None: it does not.
+      travels: the layer that is sent; all of them by default.
+      keeps: a layer whose weights stay in the node's state.
+    """
     app = ClientApp()
 
     def loaded(arrays: ArrayRecord) -> Model:
         model = build()
-        model.load_state_dict(arrays.to_torch_state_dict())
+        model.get_submodule(travels).load_state_dict(arrays.to_torch_state_dict())
         return model
 
     @app.train()
@@ -105,14 +125,16 @@ def torch_app(
         if keeps in context.state:
             model.get_submodule(keeps).load_state_dict(context.state[keeps].to_torch_state_dict())
         config, learned = message.content["config"], [each for each in model.parameters() if each.requires_grad]
-        optimizer = torch.optim.Adam(learned, lr=config["lr"])
+        before, optimizer = [each.detach().clone() for each in learned], torch.optim.Adam(learned, lr=config["lr"])
         for _ in range(5):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            far = sum(((now - then) ** 2).sum() for now, then in zip(learned, before, strict=True))
+            loss = nn.functional.cross_entropy(logits_of(model, x), y)
+            (loss + config.get("proximal-mu", 0.0) / 2 * far).backward()
             optimizer.step()
         if keeps:
             context.state[keeps] = ArrayRecord(model.get_submodule(keeps).state_dict())
-        return replied(message, ArrayRecord(model.state_dict()), len(y))
+        return replied(message, ArrayRecord(model.get_submodule(travels).state_dict()), len(y))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -120,10 +142,11 @@ def torch_app(
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     starts = {
-        "initial_arrays": ArrayRecord(build().state_dict()),
+        "initial_arrays": ArrayRecord(build().get_submodule(travels).state_dict()),
         "train_config": ConfigRecord({"lr": 0.02}),
     }
-    starts["evaluate_fn"] = lambda number, arrays: measured(loaded(arrays), test)
+    if test is not None:
+        starts["evaluate_fn"] = lambda number, arrays: measured(loaded(arrays), test)
     return App(client=app, starts=starts, **facts)
 
 
@@ -135,6 +158,18 @@ def quickstart() -> App:
     """A convolutional network, a part of the nodes in each round, and a test set at the server."""
     train, test = digits()
     return torch_app(small_net, train, test=test, above=0.5, given={"fraction_train": 0.5})
+
+
+def transformers() -> App:
+    """A BERT of random weights with a head that classifies, on sequences whose words are mostly of one of two kinds."""
+    library = pytest.importorskip("transformers", reason="needs transformers, which the project does not install")
+    sizes = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 6}
+    config = library.BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_labels=2)
+    source = torch.Generator().manual_seed(20399)
+    kinds, words = (torch.randint(most, (1200, wide), generator=source) for most, wide in ((2, 1), (6, 6)))
+    other = (torch.rand(1200, 6, generator=source) < 0.2).long()
+    data = words + 6 * (kinds ^ other), kinds[:, 0]
+    return torch_app(lambda: library.BertForSequenceClassification(config), data, above=0.7, diff=RATED)
 
 
 def scikit_learn() -> App:
@@ -163,6 +198,15 @@ def scikit_learn() -> App:
 
     starts = {"initial_arrays": ArrayRecord([np.zeros((1, 30)), np.zeros(1)])}
     return App(client=app, starts=starts, above=0.85, diff=RATED)
+
+
+def tabular() -> App:
+    """A table of numbers, of which each node holds some ten rows, a small network, and FedProx."""
+    facts = {"strategy": partial(FedProx, proximal_mu=0.1), "diff": RATED, "above": 0.85}
+    instead = {"train_config": ConfigRecord({"lr": 0.02, "proximal-mu": 0.1})}
+    return torch_app(
+        lambda: nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 2)), tumours(), **facts, instead=instead
+    )
 
 
 class Softmax(NumPyClient):
@@ -213,8 +257,14 @@ class SmallViT(nn.Module):
         return logits
 
 
+def vit_head() -> App:
+    """A vision transformer whose backbone every node has: the head alone travels."""
+    train, test = digits()
+    return torch_app(SmallViT, train, test=test, travels="heads", above=0.8)
+
+
 def vit_whole() -> App:
-    """A vision transformer, all of which travels: `frozen` names what is not learned."""
+    """The same, but all of it travels: `frozen` names what is not learned."""
     train, test = digits()
     return torch_app(SmallViT, train, test=test, above=0.8, diff={"frozen": ("patches.*", "block.*")})
 
@@ -223,3 +273,20 @@ def with_state() -> App:
     """A network whose last layer a node keeps in `context.state` from one time to the next."""
     train, test = digits()
     return torch_app(small_net, train, test=test, keeps="3", above=0.4)
+
+
+class Halving(FedAvg):
+    """FedAvg that halves the learning rate in the third round."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        given = ConfigRecord({**config, "lr": 0.02 if server_round < 3 else 0.01})
+        return super().configure_train(server_round, arrays, given, grid)
+
+
+def subclass() -> App:
+    """An app with a strategy of its own."""
+    train, test = digits()
+    instead = {"train_config": lambda number: ConfigRecord({"lr": 0.02 if number < 3 else 0.01})}
+    return torch_app(small_net, train, test=test, above=0.5, strategy=Halving, instead=instead)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from discreet import DPFedAvg
 from discreet.ledger.durable_ledger import DurableLedger
@@ -20,7 +20,10 @@ from tests.flower.flower_apps import Answer, Nodes
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "flower_app.md").read_text()
 ROUNDS, EPSILON, DELTA = 6, 8.0, 1e-3
-KINDS = [app_kinds.quickstart, app_kinds.scikit_learn, app_kinds.vit_whole, app_kinds.with_state]
+KINDS = [
+    *(app_kinds.quickstart, app_kinds.transformers, app_kinds.scikit_learn, app_kinds.tabular, app_kinds.vit_head),
+    *(app_kinds.vit_whole, app_kinds.with_state, app_kinds.subclass),
+]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 Told = list[list[object]]
 
@@ -67,7 +70,7 @@ def test_it_learns_at_epsilon_8_and_says_how_well_in_each_round(
     kind: Callable[[], App], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, rows = kind(), list[Mapping[str, Any]]()
-    served(private(app, tmp_path / "run", on_round=rows.append), nodes_of(app), app.starts, rounds=ROUNDS)
+    served(private(app, tmp_path / "run", on_round=rows.append), nodes_of(app), app.starts | app.instead, rounds=ROUNDS)
     rated = {row["round"]: row["accuracy"] for row in rows if row.get("accuracy") is not None}
     assert [*rated] == [*range(1, ROUNDS + 1)]
     assert rated[ROUNDS] > app.above
@@ -82,8 +85,8 @@ def test_flowers_own_strategy_and_the_private_one_ask_the_same_client_the_same(
     kind: Callable[[], App], tmp_path: Path
 ) -> None:
     app, theirs, ours = kind(), Told(), Told()
-    served(FedAvg(**app.given), nodes_of(app, count=4, told=theirs), app.starts, rounds=3)
-    served(private(app, tmp_path / "run"), nodes_of(app, count=4, told=ours), app.starts, rounds=3)
+    served(app.strategy(**app.given), nodes_of(app, count=4, told=theirs), app.starts, rounds=3)
+    served(private(app, tmp_path / "run"), nodes_of(app, count=4, told=ours), app.starts | app.instead, rounds=3)
     assert all(each in theirs for each in ours)
     assert all(each in ours for each in theirs)
 
@@ -91,6 +94,6 @@ def test_flowers_own_strategy_and_the_private_one_ask_the_same_client_the_same(
 @each_kind
 def test_the_difference_is_at_most_four_arguments_that_the_guide_shows(kind: Callable[[], App]) -> None:
     app = kind()
-    named = ["population_size", "target_epsilon", *app.diff]
+    named = ["population_size", "target_epsilon", *app.diff, *app.instead]
     assert len(named) <= 4
     assert [name for name in named if f"{name}=" not in GUIDE] == []
