@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,9 +33,9 @@ def heard() -> list[signal.Signals]:
     return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def below(ancestor: int, program: bytes = b"") -> list[int]:
-    """The living processes below a process, or those of a program; none if the system has no /proc."""
-    parents: dict[int, int] = {}
+def below(ancestor: int | Collection[int], program: bytes = b"") -> list[int]:
+    """The living processes below a process, or below some, or those of a program; none if the system has no /proc."""
+    above, parents = {ancestor} if isinstance(ancestor, int) else {*ancestor}, dict[int, int]()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -50,7 +50,7 @@ def below(ancestor: int, program: bytes = b"") -> list[int]:
         parents[pid] = int(parent)
         if any(word.endswith(program) for word in words[:2]):
             found.append(pid)
-    return [pid for pid in found if ancestor in _ancestors(pid, parents)]
+    return [pid for pid in found if not above.isdisjoint(_ancestors(pid, parents))]
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -126,7 +126,7 @@ def carrying(name: str, value: str) -> list[int]:
         with suppress(OSError):  # it has ended in the meantime, or is another user's
             if f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)
-    return list({*found, *(inner for pid in found for inner in below(pid))} - {os.getpid()})
+    return list({*found, *below(found)} - {os.getpid()})
 
 
 def end_carrying(name: str, value: str, *numbers: signal.Signals) -> None:
