@@ -369,7 +369,7 @@ FAULTS = (
     ),
     Fault(
         "a forward is not compared with what single examples give",
-        "discreet.per_example.per_example:_disagreement",
+        "discreet.per_example.passes:_tried_on",
         always(""),
         "per_example/test_watch.py::test_what_is_not_known_is_not_watched",
     ),

@@ -163,6 +163,14 @@ class Rest(nn.Module):
             raise ValueError("the forward does not call the frozen layers that were recorded")
         return outputs
 
+    def made_up(self, rows: Tensor) -> Tensor:
+        """Rows between 0 and 1, with 0 and 1 for whole numbers and 1 alone in the last row."""
+        read = [column for column in self.columns if column.is_read]
+        floats = [column.dtype == torch.float32 for column in read for _ in range(column.size)]
+        whole = rows.round()
+        whole[-1:] = 1
+        return rows if _alone(self.columns) else torch.where(torch.tensor(floats, device=rows.device), rows, whole)
+
     def _columns_of(self, rows: Tensor) -> list[Tensor]:
         """What is not read is NaN, or if it holds whole numbers on no device: an error if it is read after all."""
         found, at, alone = list[Tensor](), 0, _alone(self.columns)

@@ -15,23 +15,27 @@ from discreet.per_example.calls import Call
 from discreet.per_example.functions import COMPARED, READS
 from discreet.per_example.layouts import CONSTANT, FIRST, PLACES, Layout, Mixed, Unserved, place
 
+TOGETHER = {"all": False, "any": True}  # of examples that answer differently
 LENGTHS = ("sort", "pack_padded_sequence")
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One value for each example, (n,), of which a forward wants a single one. `drawn`: random numbers are in it."""
+    """One value for each example, (n,), of which a forward wants a single one. `drawn`: random numbers are in it;
+    `together`: the answer of examples that answer differently, if it is the same for all such batches."""
 
     values: Tensor
     drawn: bool
+    together: bool | None = None
 
 
 class Split(Exception):
-    """Examples answer differently to a question of the forward: `answers`, (n,), are to be run apart."""
+    """Examples answer differently to a question of the forward: `answers`, (n,), are to be run apart, or one answer may
+    be tried for all."""
 
-    def __init__(self, answers: Tensor, where: str) -> None:
+    def __init__(self, answers: Tensor, where: str, *, may_be_settled: bool = False) -> None:
         super().__init__(where)
-        self.answers, self.where = answers, where
+        self.answers, self.where, self.may_be_settled = answers, where, may_be_settled
 
 
 def answered(call: Call) -> Any:
@@ -45,9 +49,12 @@ def answered(call: Call) -> Any:
         (answers,) = [tag for tag in call.tags if isinstance(tag, Answers)]
         if answers.drawn:  # a second pass would draw others: its branch would choose among the draws
             raise Unserved(f"{call.name} reads what was drawn at random{place()}")
+        where = f"{call.name}{place()}"
+        if where in call.watch.settled:
+            return call.func(torch.full_like(answers.values[0], bool(answers.together)))
         if bool((answers.values == answers.values[0]).all()):
             return call.func(answers.values[0])
-        raise Split(answers.values, f"{call.name}{place()}")
+        raise Split(answers.values, where, may_be_settled=answers.together is not None)
     result = call.run()
     if call.name not in COMPARED or not all(isinstance(tag, Answers) or tag is CONSTANT for tag in call.tags):
         return call.watch.give(result, Mixed(f"{call.name} of all examples together{place()}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ class Watcher(Protocol):
     tape: Tape
     count: int
     lengths: dict[int, Any]
+    settled: Collection[str]
 
     def tag(self, value: Tensor) -> Any: ...
     def give(self, value: Tensor, tag: Any) -> Tensor: ...

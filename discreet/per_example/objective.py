@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.per_example.graphs import Graphs, graphs_in
-from discreet.per_example.terms import Slot
+from discreet.per_example.terms import Parts, Slot
 
 Tree = Any  # a tensor, or tuples and dictionaries of tensors, each with one row an example
 Loss = Callable[[Any, Any], Tensor]
@@ -80,6 +80,14 @@ class Objective:
     def trainable(self) -> list[Tensor]:
         """The parameters that have slots, in the slots' order."""
         return [value for value in self.parameters if id(value) in self.slots]
+
+    def parts(self) -> Parts:
+        """A sum of gradients to which nothing was added yet."""
+        return Parts([slot.shape for slot in self.slots.values()], self.zeros(0))
+
+    def zeros(self, count: int) -> Tensor:
+        """Zeros, (count,), of the norms' type."""
+        return self.parameters[0].new_zeros(count, dtype=self.dtype, requires_grad=False)
 
     def outputs(self, inputs: Tree) -> Any:
         """The outputs of the model for a batch: a tuple are its arguments, a dictionary its arguments by name."""

@@ -100,7 +100,7 @@ class Undrawn(TorchFunctionMode):
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False) -> Tree:
     """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings; `small`:
-    whole numbers are 1 or 2, as lengths may be."""
+    whole numbers are 1 or 2, as lengths may be. A model whose inputs have to be more than that has a `made_up` of them."""
     draws = torch.Generator().manual_seed(40093 + seed)
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     least, end = (1, 3) if small else (0, min(tables, default=2))
@@ -111,9 +111,12 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small:
         shape = (count, *value.shape[1:])
         if value.is_floating_point():
             return torch.rand(shape, generator=draws, dtype=value.dtype).to(value.device)
-        return torch.randint(least, end, shape, generator=draws).to(value)
+        found = torch.randint(least, end, shape, generator=draws)
+        found[-1:] = end - 1  # as a mask that hides nothing is
+        return found.to(value)
 
-    return mapped(made, inputs)
+    found = mapped(made, inputs)
+    return getattr(model, "made_up", lambda rows: rows)(found)
 
 
 def try_out(objective: Objective, inputs: Tree, targets: Tree) -> None:

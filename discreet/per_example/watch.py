@@ -24,7 +24,7 @@ trial on made-up examples, against each of them alone, is for that (`per_example
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from typing import Any, Self
 from weakref import ref
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.per_example.branches import LENGTHS, Answers, answered, number_of_examples, of_lengths
+from discreet.per_example.branches import LENGTHS, TOGETHER, Answers, answered, number_of_examples, of_lengths
 from discreet.per_example.calls import Call, Weight
 from discreet.per_example.functions import (
     COPYING,
@@ -83,10 +83,12 @@ class Watch(TorchFunctionMode):
 
     `counts`: once the forward has asked for `len(x)`, which is a plain number, a new tensor of that size has a row for
     each example: `lengths` has such numbers, and what their rows are. `counted` are those that a new tensor had, which
-    may also be equal by chance.
+    may also be equal by chance. `settled`: lines whose questions are answered alike for all batches.
 
     Nodes and edges of graphs are other `kinds` of rows. Each is watched by a copy, in which a row is an example.
     """
+
+    settled: Collection[str] = ()
 
     def __init__(self, tape: Tape, modules: Sequence[nn.Module], *, counts: bool = True) -> None:
         super().__init__()
@@ -351,7 +353,7 @@ class Watch(TorchFunctionMode):
                 rows = tags[0].first(call.tensors[0]).reshape(self.count, -1)
                 found = getattr(torch, name)(rows, 1)
                 values = found if isinstance(found, Tensor) else found[0]
-                return self.give(call.run(), Answers(values.detach(), tags[0].drawn))
+                return self.give(call.run(), Answers(values.detach(), tags[0].drawn, TOGETHER.get(name)))
         if mixed is None and call.has_weight:
             call = with_copies(call)
         if name == "view" and not call.tensors[0].is_contiguous():

@@ -14,7 +14,8 @@ from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.step_account import LoopPrivacy
 from discreet.per_example.layouts import MixesExamples
 from discreet.per_example.objective import as_tree, cross_entropy, objective_of
-from discreet.per_example.per_example import clipped_gradient_sum, one_pass
+from discreet.per_example.passes import one_pass
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.rows import Owners
 
 COUNT = 12

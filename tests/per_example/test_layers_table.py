@@ -36,7 +36,7 @@ class Mixing(nn.Module):
 
 def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "flip", lambda call: FIRST)
-    monkeypatch.setattr("discreet.per_example.per_example._disagreement", lambda model, inputs: "")
+    monkeypatch.setattr("discreet.per_example.passes._tried_on", lambda *_: "")
     model, inputs = nn.Sequential(nn.Linear(4, 4), Mixing(), nn.Linear(4, 3)), torch.randn(5, 4)
     with pytest.raises(AssertionError):
         tried(model, inputs, torch.tensor([0, 1, 2, 0, 1]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
 
@@ -388,7 +388,7 @@ def test_one_made_up_batch_at_a_kink_does_not_decide_the_way(
     wrong: int, is_watched: bool, monkeypatch: pytest.MonkeyPatch, fallen_back: Callable[[], bool]
 ) -> None:
     answers = iter(["a kink"] * wrong + [""])
-    monkeypatch.setattr("discreet.per_example.per_example._tried_on", lambda *given: next(answers))
+    monkeypatch.setattr("discreet.per_example.passes._tried_on", lambda *given: next(answers))
     assert_matches(seeded(lambda: Forward(lambda model, x: x.relu())), rows(), TARGETS, clip=0.2)
     assert fallen_back() is not is_watched
 
@@ -408,6 +408,34 @@ def test_examples_that_answer_differently_are_run_apart() -> None:
         return x.relu() if bool((x.detach() > 0).any()) and x.sum() > 0.5 else model.first(x)
 
     assert_matches(seeded(lambda: Forward(between)), rows(), TARGETS, clip=0.2)
+
+
+class Masked(nn.Module):
+    """Adds up places that a mask leaves; `factor`, of a mask that hides nothing, is 1 if it only saves a product."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layer, self.factor, self.answers = nn.Linear(2, 3), factor, list[bool]()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        values = self.layer(x)
+        self.answers.append(bool(mask.all()))
+        return (self.factor * values if self.answers[-1] else values * mask.unsqueeze(-1)).sum(1)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize(("factor", "answers"), [(1.0, [False]), (2.0, [False, True])])
+def test_a_question_whose_answer_changes_no_gradient_has_one_answer_for_every_batch(
+    factor: float, answers: list[bool]
+) -> None:
+    model, mask = seeded(lambda: Masked(factor)), torch.ones(5, 2, dtype=torch.int64)
+    mask[2:, 1] = 0
+    wanted = sequential_sum(model, (rows().view(5, 2, 2), mask), targets=TARGETS, clip_norm=0.2)
+    for given, seen in ((mask, answers), (torch.ones_like(mask), answers[-1:])):
+        model.answers.clear()
+        found, _ = clipped_gradient_sum(model, (rows().view(5, 2, 2), given), targets=TARGETS, clip_norm=0.2)
+        assert model.answers == seen
+        assert given is not mask or torch.allclose(found, wanted, atol=1e-6)
 
 
 @pytest.mark.usefixtures("built_is_an_error")
