@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from weakref import WeakSet
 
 import torch
@@ -111,7 +112,7 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
 @torch.no_grad()
 def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
     """What a forward of some modules gives, each tensor (n, ...), with row i from row i of inputs (n, ...) alone: that
-    is watched, or else each row goes alone.
+    is watched, in groups of rows that take the same branches, or else each row goes alone.
 
     Raises:
       ValueError: the forward mixes examples, or changes its parameters or buffers.
@@ -125,6 +126,13 @@ def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, module
             found = forward(given)
         for value in found:
             watch.check(value)
-    except (Unserved, Split):
-        return [torch.cat(parts) for parts in zip(*map(forward, torch.split(inputs, 1)), strict=True)]
-    return [value[:count] for value in found]
+        return [value[:count] for value in found]
+    except Split as split:
+        with suppress(Unserved):
+            groups = split.groups(count)
+            parts = [rows_apart(forward, inputs[places], modules) for places in groups]
+            order = torch.cat(groups).argsort()
+            return [torch.cat(part)[order] for part in zip(*parts, strict=True)]
+    except Unserved:
+        pass
+    return [torch.cat(parts) for parts in zip(*map(forward, torch.split(inputs, 1)), strict=True)]

@@ -16,6 +16,7 @@ from discreet.per_example.functions import COMPARED, READS
 from discreet.per_example.layouts import CONSTANT, FIRST, PLACES, Layout, Mixed, Unserved, place
 
 TOGETHER = {"all": False, "any": True}  # of examples that answer differently
+_MOST_GROUPS, _FEWEST_IN_A_GROUP = 8, 8
 LENGTHS = ("sort", "pack_padded_sequence")
 
 
@@ -36,6 +37,14 @@ class Split(Exception):
     def __init__(self, answers: Tensor, where: str, *, may_be_settled: bool = False) -> None:
         super().__init__(where)
         self.answers, self.where, self.may_be_settled = answers, where, may_be_settled
+
+    def groups(self, count: int) -> list[Tensor]:
+        """The places of the examples, `count` of them, that answer alike. Raises Unserved for too many groups: of eight
+        at least on average, if there are many."""
+        answers, groups = torch.unique(self.answers[:count], return_inverse=True)
+        if len(answers) > max(_MOST_GROUPS, count // _FEWEST_IN_A_GROUP):
+            raise Unserved(f"examples have {len(answers)} answers to {self.where}")
+        return [(groups == group).nonzero().squeeze(1) for group in range(len(answers))]
 
 
 def answered(call: Call) -> Any:

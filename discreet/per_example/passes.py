@@ -45,8 +45,6 @@ from discreet.per_example.watch import Watch
 
 # A made-up example may stand at a kink, of a ReLU or a maximum, where rounding decides; a wrong rule is wrong for all.
 _TRIALS, _MADE_UP = 3, 7  # seven: a number that is seldom another size of a model, too
-# Groups of examples that answer a forward's questions alike: of eight at least on average, if there are many.
-_MOST_GROUPS, _FEWEST_IN_A_GROUP = 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +78,7 @@ def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questio
         terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions.settled)
     except Split as split:
         questions.asked.update([split.where] if split.may_be_settled else [])
-        answers, groups = torch.unique(split.answers[:count], return_inverse=True)
-        if len(answers) > max(_MOST_GROUPS, count // _FEWEST_IN_A_GROUP):
-            raise Unserved(f"examples have {len(answers)} answers to {split.where}") from split
-        for group in range(len(answers)):
-            places = (groups == group).nonzero().squeeze(1)
+        for places in split.groups(count):
             for inner in passes(objective, rows_of(inputs, places), rows_of(targets, places), questions):
                 yield Part(places if inner.places is None else places[inner.places], inner.rows, inner.terms)
         return
