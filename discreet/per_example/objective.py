@@ -160,8 +160,8 @@ def _is_leaf(value: Any) -> bool:
 def count_of(*trees: Tree) -> int:
     """The number of examples. ValueError unless all tensors have as many rows."""
     leaves = trees if all(isinstance(tree, Tensor) for tree in trees) else batches_in(trees)
-    values = [value for value in leaves if isinstance(value, Tensor | Graphs)]
-    counts = {len(value) if isinstance(value, Graphs) or value.dim() else 0 for value in values}
+    counts = {value.shape[0] if value.dim() else 0 for value in leaves if isinstance(value, Tensor)}
+    counts |= {len(value) for value in leaves if isinstance(value, Graphs)}
     if len(counts) != 1:
         raise ValueError(f"inputs and targets must be equally many, not {' and '.join(map(str, sorted(counts)))}")
     return counts.pop()
@@ -175,9 +175,8 @@ def rows_of(tree: Tree, index: Any) -> Tree:
 def filled(tree: Tree, rows: int) -> Tree:
     """A batch with its last row again until there are so many: with fewer rows other kernels run, which round
     otherwise."""
-    if isinstance(tree, Tensor) and len(tree) >= rows:
+    if isinstance(tree, Tensor) and tree.shape[0] >= rows:
         return tree
-
     places = torch.arange(rows)
     return mapped(lambda part: part if len(part) >= rows else part[places.clamp(max=len(part) - 1)], tree)
 
