@@ -163,7 +163,7 @@ class Rest(nn.Module):
             raise ValueError("the forward does not call the frozen layers that were recorded")
         return outputs
 
-    def made_up(self, rows: Tensor) -> Tensor:
+    def made_up_rows(self, rows: Tensor) -> Tensor:
         """Rows between 0 and 1, with 0 and 1 for whole numbers and 1 alone in the last row."""
         read = [column for column in self.columns if column.is_read]
         floats = [column.dtype == torch.float32 for column in read for _ in range(column.size)]

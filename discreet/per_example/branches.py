@@ -20,6 +20,9 @@ _MOST_GROUPS, _FEWEST_IN_A_GROUP = 8, 8
 LENGTHS = ("sort", "pack_padded_sequence")
 
 
+Question = tuple[int, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """One value for each example, (n,), of which a forward wants a single one. `drawn`: random numbers are in it;
@@ -31,12 +34,12 @@ class Answers:
 
 
 class Split(Exception):
-    """Examples answer differently to a question of the forward: `answers`, (n,), are to be run apart, or one answer may
-    be tried for all."""
+    """Examples answer differently to a question of the forward: `answers`, (n,), are to be run apart. `question`: of
+    those that may have one answer for all, by its number in the pass and its line."""
 
-    def __init__(self, answers: Tensor, where: str, *, may_be_settled: bool = False) -> None:
+    def __init__(self, answers: Tensor, where: str, question: Question | None = None) -> None:
         super().__init__(where)
-        self.answers, self.where, self.may_be_settled = answers, where, may_be_settled
+        self.answers, self.where, self.question = answers, where, question
 
     def groups(self, count: int) -> list[Tensor]:
         """The places of the examples, `count` of them, that answer alike. Raises Unserved for too many groups: of eight
@@ -58,12 +61,15 @@ def answered(call: Call) -> Any:
         (answers,) = [tag for tag in call.tags if isinstance(tag, Answers)]
         if answers.drawn:  # a second pass would draw others: its branch would choose among the draws
             raise Unserved(f"{call.name} reads what was drawn at random{place()}")
-        where = f"{call.name}{place()}"
-        if where in call.watch.settled:
-            return call.func(torch.full_like(answers.values[0], bool(answers.together)))
+        where, question = f"{call.name}{place()}", None
+        if answers.together is not None:
+            call.watch.questions += 1
+            question = (call.watch.questions, where)
+            if question in call.watch.settled:
+                return call.func(torch.full_like(answers.values[0], answers.together))
         if bool((answers.values == answers.values[0]).all()):
             return call.func(answers.values[0])
-        raise Split(answers.values, where, may_be_settled=answers.together is not None)
+        raise Split(answers.values, where, question)
     result = call.run()
     if call.name not in COMPARED or not all(isinstance(tag, Answers) or tag is CONSTANT for tag in call.tags):
         return call.watch.give(result, Mixed(f"{call.name} of all examples together{place()}"))

@@ -43,7 +43,8 @@ class Watcher(Protocol):
     tape: Tape
     count: int
     lengths: dict[int, Any]
-    settled: Collection[str]
+    settled: Collection[Any]
+    questions: int
 
     def tag(self, value: Tensor) -> Any: ...
     def give(self, value: Tensor, tag: Any) -> Tensor: ...

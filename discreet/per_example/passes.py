@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.any_model import plain_gradient
-from discreet.per_example.branches import Split
+from discreet.per_example.branches import Question, Split
 from discreet.per_example.combined import combined
 from discreet.per_example.layouts import FEWEST, FIRST, MixesExamples, Unserved
 from discreet.per_example.objective import (
@@ -59,11 +59,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Lines at which a forward asks for one answer of all examples: where made-up ones have answered differently
-    (`asked`), and where the answer of such a batch serves all (`settled`)."""
+    """Questions for one answer of all examples: those that made-up ones have answered differently (`asked`), and those
+    of which the answer of such a batch serves all (`settled`)."""
 
-    asked: set[str] = field(default_factory=set)
-    settled: frozenset[str] = frozenset()
+    asked: set[Question] = field(default_factory=set)
+    settled: frozenset[Question] = frozenset()
 
 
 def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questions) -> Iterator[Part]:
@@ -77,7 +77,7 @@ def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questio
     try:
         terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions.settled)
     except Split as split:
-        questions.asked.update([split.where] if split.may_be_settled else [])
+        questions.asked.update([split.question] if split.question else [])
         for places in split.groups(count):
             for inner in passes(objective, rows_of(inputs, places), rows_of(targets, places), questions):
                 yield Part(places if inner.places is None else places[inner.places], inner.rows, inner.terms)
@@ -86,7 +86,12 @@ def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questio
 
 
 def one_pass(
-    objective: Objective, inputs: Tree, targets: Tree, settled: frozenset[str] = frozenset(), *, counts: bool = True
+    objective: Objective,
+    inputs: Tree,
+    targets: Tree,
+    settled: frozenset[Question] = frozenset(),
+    *,
+    counts: bool = True,
 ) -> list[Term]:
     """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each parameter.
 

@@ -100,7 +100,7 @@ class Undrawn(TorchFunctionMode):
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False) -> Tree:
     """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings; `small`:
-    whole numbers are 1 or 2, as lengths may be. A model may have a `made_up` of its own."""
+    whole numbers are 1 or 2, as lengths may be. A model may have `made_up_rows` of its own."""
     draws = torch.Generator().manual_seed(40093 + seed)
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     least, end = (1, 3) if small else (0, min(tables, default=2))
@@ -116,7 +116,7 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small:
         return found.to(value)
 
     found = mapped(made, inputs)
-    return getattr(model, "made_up", lambda rows: rows)(found)
+    return getattr(model, "made_up_rows", lambda rows: rows)(found)
 
 
 def try_out(objective: Objective, inputs: Tree, targets: Tree) -> None:

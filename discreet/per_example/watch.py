@@ -13,13 +13,13 @@ What is known of a value:
 - `PLACES`: the numbers of the examples, 0 to n - 1, which may only pick something in each example;
 - `Ragged`, `Numbers`: it has rows of nodes or edges, or numbers of such rows (`rows.py`);
 - `Answers`: a number for each example, such as `mask.all()` gives for each alone. A branch on it asks for examples that
-  answer alike: `Split` says which do. Which examples run together moves the places at which dropout draws for them, as
-  a missing example does, and never what they draw: no branch may read what was drawn;
+  answer alike (`Split`), unless it has one answer whatever the batch is. Which examples run together moves the places
+  at which dropout draws for them, as a missing example does: no branch may read what was drawn;
 - `Mixed`: it may mix examples. That is an error only if the loss needs it.
 
 What no check sees is refused: tensors that come from elsewhere, hooks on tensors, functions with a derivative of their
 own. What a forward makes of the number of examples as a plain Python number, as `len` gives it, is not seen here; the
-trial on made-up examples, against each of them alone, is for that (`per_example.py`).
+trial on made-up examples, against each of them alone, is for that (`passes.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.per_example.branches import LENGTHS, TOGETHER, Answers, answered, number_of_examples, of_lengths
+from discreet.per_example.branches import LENGTHS, TOGETHER, Answers, Question, answered, number_of_examples, of_lengths
 from discreet.per_example.calls import Call, Weight
 from discreet.per_example.functions import (
     COPYING,
@@ -83,12 +83,13 @@ class Watch(TorchFunctionMode):
 
     `counts`: once the forward has asked for `len(x)`, which is a plain number, a new tensor of that size has a row for
     each example: `lengths` has such numbers, and what their rows are. `counted` are those that a new tensor had, which
-    may also be equal by chance. `settled`: lines whose questions are answered alike for all batches.
+    may also be equal by chance. `settled`: `questions` that are answered alike for all batches.
 
     Nodes and edges of graphs are other `kinds` of rows. Each is watched by a copy, in which a row is an example.
     """
 
-    settled: Collection[str] = ()
+    settled: Collection[Question] = ()
+    questions = 0
 
     def __init__(self, tape: Tape, modules: Sequence[nn.Module], *, counts: bool = True) -> None:
         super().__init__()
@@ -256,10 +257,9 @@ class Watch(TorchFunctionMode):
         given = leaves((call.args, call.named.get("size", ())))
         numbers = (size for size in given if isinstance(size, int) or (isinstance(size, Tensor) and size.dim() == 0))
         sizes = [int(size) if isinstance(size, Tensor) else size for size in numbers]
-        counts, kind, times = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)], self, 1
-        if counts:
-            times = sizes[counts[0]].times  # type: ignore[attr-defined]
-        else:
+        counts, kind = [spot for spot, size in enumerate(sizes) if isinstance(size, Count)], self
+        times = sizes[counts[0]].times if counts else 1  # type: ignore[attr-defined]
+        if not counts:
             counts = [spot for spot, size in enumerate(sizes[: value.dim()]) if size in self.lengths][:1]
             if not (self.counts and counts):
                 return self.give(value, CONSTANT)
@@ -352,8 +352,8 @@ class Watch(TorchFunctionMode):
             if self.owners is None and isinstance(tags[0], Layout) and len(call.args) == 1 and not call.named:
                 rows = tags[0].first(call.tensors[0]).reshape(self.count, -1)
                 found = getattr(torch, name)(rows, 1)
-                values = found if isinstance(found, Tensor) else found[0]
-                return self.give(call.run(), Answers(values.detach(), tags[0].drawn, TOGETHER.get(name)))
+                answers = (found if isinstance(found, Tensor) else found[0]).detach()
+                return self.give(call.run(), Answers(answers, tags[0].drawn, TOGETHER.get(name)))
         if mixed is None and call.has_weight:
             call = with_copies(call)
         if name == "view" and not call.tensors[0].is_contiguous():
