@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         "a sum on the grid lets norms pass that are too large by 5e-5",
-        "discreet.privacy.clipping:GridSum.__init__",
+        "discreet.privacy.clipping:ClippedSum.__init__",
         _wider,
         "privacy/test_clipping.py::test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped",
     ),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from discreet.mechanisms.mechanism import AnswerNoise as OwnNoise
 from discreet.mechanisms.sums import PartialReply, Replies, Reply, take_all
-from discreet.privacy.clipping import ClippedSum, GridSum
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
@@ -75,16 +75,16 @@ class AnswerSum:
     """Adds up answers.
 
     Guarantee of those that the server noises: adding or removing one client moves the sum by at most `SENSITIVITY` in
-    L2, whatever it answers, as `ClippedSum` and `GridSum` state it. An answer that is missing adds zero. Answers that
+    L2, whatever it answers, as `ClippedSum` states it. An answer that is missing adds zero. Answers that
     clients have noised are added up as they are: that is post-processing of what they released.
     """
 
     def __init__(self, how: AnswerNoise) -> None:
         self.how, self.opened = how, how.opened
-        self.rows: ClippedSum | GridSum = ClippedSum(how.sent, SENSITIVITY)
+        grid = None
         if how.on_grid:
             grid = grid_for(SENSITIVITY, how.sent, largest_cohort=how.largest_cohort, noise_scale=how.stddev)
-            self.rows = GridSum(how.sent, SENSITIVITY, grid=grid)
+        self.rows = ClippedSum(how.sent, SENSITIVITY, grid=grid)
 
     def add(self, answers: Tensor) -> None:
         """Adds clients: answers (n, how.sent). One with own noise that is not finite, or has no variance, adds zero."""
@@ -92,29 +92,25 @@ class AnswerSum:
             self.rows.add(answers)
             return
         rows = answers.detach().cpu().double()
-        self._values.add_(rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0))
+        self.rows.values.add_(rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0))
 
     def take(self, reply: Reply | PartialReply) -> None:
         """Adds a client's answer, if it has sent one, or the sum of a part."""
         if isinstance(reply, PartialReply):
             if reply.answers:
-                self._values.add_(torch.tensor(reply.answers, dtype=self._values.dtype))
+                self.rows.values.add_(torch.tensor(reply.answers, dtype=self.rows.values.dtype))
         elif reply.answer is not None:
             self.add(reply.answer.unsqueeze(0))
 
     def part(self) -> tuple[float, ...]:
         """The values added so far, for another sum to take in."""
-        return tuple(self._values.tolist())
+        return tuple(self.rows.values.tolist())
 
     def released(self, source: RandomSource) -> Sums:
         """The sum with noise, which is drawn from `source` unless clients have drawn it."""
         if self.how.own is not None:
-            return self.opened(self._values)
+            return self.opened(self.rows.values)
         return self.opened(self.rows.noised(Gaussian(self.how.noise_multiplier, draws=self.how.draws), source))
-
-    @property
-    def _values(self) -> Tensor:
-        return self.rows.steps if isinstance(self.rows, GridSum) else self.rows.total
 
 
 def answer_round(

@@ -196,19 +196,18 @@ class TurnRelease(ServerRelease):
     def _noised(self, total: CohortSum, keys: Tensor, number: int) -> Tensor:
         import torch
 
-        from discreet.privacy.clipping import GridSum
         from discreet.privacy.correlated_gaussian import Block, CorrelatedGaussian
 
-        assert isinstance(total.clipped, GridSum)
+        assert total.grid is not None
         # The newest key is the last one, and its weight the first.
-        weights, grid = self._turns_of(len(keys) + BLOCK).weights.tolist(), total.clipped.grid
+        weights, grid = self._turns_of(len(keys) + BLOCK).weights.tolist(), total.grid
         parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
         at, block = (len(keys) - 1) % BLOCK, None
         if number == len(keys) > BLOCK:
             old = range(len(keys) - at - 1)  # the keys of finished blocks, of which none was removed yet
             block = Block(at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK)))
         add = CorrelatedGaussian(self.noise_multiplier).add_grid_noise
-        noised = add(total.clipped.steps, total.clip_norm, grid=grid, parts=parts, block=block)
+        noised = add(total.clipped.values, total.clip_norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
 
     def _turns_of(self, rounds: int) -> Turns:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from discreet.privacy.clipping import ClippedSum, GridSum, clip_by_norm
+from discreet.privacy.clipping import ClippedSum, clip_by_norm
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
 
@@ -93,13 +93,13 @@ class CohortSum:
     """Clips updates to `clip_norm` and adds them up, beside their bits.
 
     Guarantee: adding or removing one client moves the sum by at most `clip_norm` in L2 and `below` by one half, as
-    `ClippedSum` and `GridSum` state it, however the cohort is cut into parts: on the grid sums are exact, and in
+    `ClippedSum` states it, however the cohort is cut into parts: on the grid sums are exact, and in
     float64 their order changes only the last bits.
     """
 
     def __init__(self, num_params: int, clip_norm: float, grid: Grid | None) -> None:
         self.clip_norm, self.grid = clip_norm, grid
-        self.clipped = ClippedSum(num_params, clip_norm) if grid is None else GridSum(num_params, clip_norm, grid=grid)
+        self.clipped = ClippedSum(num_params, clip_norm, grid=grid)
         self.below, self.replies = 0, 0
 
     def add(self, updates: Tensor, below: Tensor) -> None:
@@ -118,7 +118,7 @@ class CohortSum:
         if not isinstance(reply, PartialReply):
             self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
             return
-        values = self._values
+        values = self.clipped.values
         ours, theirs = (self.clip_norm, self.grid, values.shape), (reply.clip_norm, reply.grid, reply.values.shape)
         if ours != theirs or values.dtype != reply.values.dtype:
             raise ValueError(f"a part must have the clip norm, the grid and the shape {ours}, not {theirs}")
@@ -128,11 +128,7 @@ class CohortSum:
 
     def part(self) -> PartialReply:
         """The values added so far, for another sum to take in. Not a copy."""
-        return PartialReply(self._values, self.below, self.replies, self.clip_norm, self.grid)
-
-    @property
-    def _values(self) -> Tensor:
-        return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
+        return PartialReply(self.clipped.values, self.below, self.replies, self.clip_norm, self.grid)
 
 
 def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:

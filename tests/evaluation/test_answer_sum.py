@@ -101,5 +101,5 @@ def test_parts_add_up_to_the_sum_of_all(how: AnswerNoise) -> None:
     first.add(rows[:2])
     second = AnswerSum(how)
     second.take(TrainReply(1, torch.zeros(1), below=True, answer=rows[2]))
-    second._values.add_(torch.tensor(first.part(), dtype=second._values.dtype))
+    second.rows.values.add_(torch.tensor(first.part(), dtype=second.rows.values.dtype))
     assert second.part() == pytest.approx(whole.part())
