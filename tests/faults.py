@@ -235,9 +235,9 @@ FAULTS = (
     ),
     Fault(
         "a rating is noised before it is charged",
-        "discreet.evaluation.answer_sum:answer_round",
+        "discreet.mechanisms.sums:answer_round",
         _noised_first,
-        "evaluation/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",
+        "mechanisms/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",
     ),
     Fault(
         "statistics that are asked again draw the same noise",

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from discreet.accounting.events import fixed_size_round_event, poisson_round_event
 from discreet.data.examples import Examples
-from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update
+from discreet.mechanisms.client_noise import LocalPrivacy, release_update
+from discreet.mechanisms.local_noise import release_step
 from discreet.mechanisms.masked_gaussian import MaskedSum
-from discreet.mechanisms.sums import UnopenedSum
+from discreet.mechanisms.sums import AnswerRelease, UnopenedSum
 from discreet.node.release import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
@@ -144,7 +144,7 @@ def masked_rounds(vector: SecureSum, updates: Updates, source: RandomSource, *, 
     """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is zeroed out."""
     user = UserPrivacy(Z, vector.event, count_stddev=4.0 if vector.bit_steps else None)
     release = MaskedSum(vector, vector.event, user)
-    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), release, AnswerNoise(2, 5.0, 2.5))
+    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), release, AnswerRelease(2, 5.0, 2.5))
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
-    from discreet.mechanisms.sums import Answers, CohortSum, Replies
+    from discreet.mechanisms.client_noise import OwnNoise
+    from discreet.mechanisms.sums import AnswerSum, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
@@ -82,24 +83,6 @@ class ClientRound:
     step: Callable[..., Tensor] | None = None  # makes the update in place of local training
 
 
-class AnswerNoise(Protocol):
-    """The noise of a client on its own answer to a query. `of_examples`: it is for one of the examples, so that its
-    size depends on their number."""
-
-    of_examples: ClassVar[bool]
-
-    @property
-    def unit(self) -> float:
-        """Its standard deviation on each number, over its noise multiplier; an m-th about m examples."""
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of one answer."""
-
-    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
-        """An answer (length,) about so many examples as it leaves: (length + 1,), see `with_variance`."""
-
-
 class Mechanism(Protocol):
     """A guarantee that a run gives, or would give if it were on. A mechanism has this class as its base, for the usual
     answers.
@@ -131,7 +114,7 @@ class Mechanism(Protocol):
         """Its part of the work of a client with so many examples. Raises Unreachable if there is none."""
         return ClientRound(terms_of(self).noise_multiplier or 0.0)
 
-    def answer_noise(self, l1_norm: float = 1.0) -> AnswerNoise | None:
+    def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise | None:
         """The noise that a client draws on answers of at most this L1 norm by itself; None if it draws none."""
         return None
 
@@ -161,27 +144,19 @@ class Mechanism(Protocol):
         return None
 
 
-class Kept(Protocol):
-    """What the release of a round keeps for the rounds after it: a secret of the run, on disk by
-    `discreet.server.run_secrets`."""
+class Kept:
+    """What the release of a round keeps for the rounds after it, in memory: a secret of the run. Of one that has a
+    folder `discreet.server.run_folder.RunSecrets` keeps it on disk."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self.tensors = tensors or {}
 
     def load(self) -> Mapping[str, Tensor]:
         """What was saved last; empty before."""
-
-    def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces it as a whole; after a crash the old or the new is there."""
-
-
-@dataclass
-class KeptInMemory:
-    """`Kept` of rounds that no run folder holds."""
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def load(self) -> Mapping[str, Tensor]:
         return self.tensors
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces it as a whole; after a crash the old or the new is there."""
         self.tensors = dict(tensors)
 
 
@@ -203,8 +178,8 @@ class Round:
     expected_cohort: float
     source: RandomSource
     charge: Callable[[DpEvent], None]
-    answers: Answers | None = None
-    kept: Kept = field(default_factory=KeptInMemory)
+    answers: AnswerSum | None = None
+    kept: Kept = field(default_factory=Kept)
     again: bool = False
 
 
@@ -276,13 +251,10 @@ class ServerRelease(Protocol):
 
     def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
         """As `release`, of the answers of clients that are asked for nothing else; `event`: what they cost."""
-        from discreet.mechanisms.sums import take_all
+        from discreet.mechanisms.sums import answer_round
 
         assert at.answers is not None
-        take_all(replies, None, at.answers)
-        if event is not None:
-            at.charge(event)
-        return at.answers.released(at.source)
+        return answer_round(replies, at.answers, event=event, source=at.source, charge=at.charge)
 
 
 @dataclass(frozen=True)
@@ -375,13 +347,6 @@ def least_noise(run: ClientSettings, noise: float) -> float:
     if ratings.private:
         noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
     return min(noise, run.statistics.noise_multiplier) if run.asks_of_data else noise
-
-
-def with_variance(noised: Tensor, variance: float) -> Tensor:
-    """A noised answer (length,) as it leaves, float32, with its noise's variance for a last number."""
-    import torch
-
-    return torch.cat([noised, torch.tensor([variance], dtype=torch.float64)]).to(torch.float32)
 
 
 def shared_examples(run: ClientSettings) -> tuple[str, ...]:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from discreet.mechanisms.central_gaussian import CentralGaussian
+from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LaplaceStep, LocalNoise
 from discreet.mechanisms.masked_gaussian import MaskedGaussian
 from discreet.mechanisms.masked_step import MaskedStep
-from discreet.mechanisms.mechanism import AnswerNoise, Mechanism, ServerMechanism
+from discreet.mechanisms.mechanism import Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import CORRELATED, EXAMPLE, LOCAL, PLAIN, SECURE, USER
 from discreet.settings.rules import ConfigError
@@ -56,7 +57,7 @@ def accounts_itself(run: ClientSettings) -> bool:
     return any(each.at_client for each in mechanisms_of(run).values())
 
 
-def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> AnswerNoise | None:
+def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise | None:
     """The noise that each client draws on its own answers, of at most this L1 norm; None if the server does. The
     event does not depend on the norm."""
     noises = (each.answer_noise(l1_norm) for each in mechanisms_of(run).values()) if run.evaluation.private else ()

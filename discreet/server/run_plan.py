@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.evaluation.private_evaluation import EvaluationPlan
 from discreet.mechanisms.mechanism import PlainSum, ServerRelease, expected_cohort, terms_of
 from discreet.mechanisms.mechanism_table import own_noise
+from discreet.mechanisms.sums import AnswerRelease
 from discreet.queries.query import Query
 from discreet.server.plan import Plan
 from discreet.server.round import CohortSampling, RoundSettings
@@ -20,7 +20,7 @@ def cohort_sampling(plan: Plan) -> CohortSampling:
     return CohortSampling(user.sampling, user.probability, user.population_size, user.groups)
 
 
-def round_settings(plan: Plan, *, answers: AnswerNoise | None = None) -> RoundSettings:
+def round_settings(plan: Plan, *, answers: AnswerRelease | None = None) -> RoundSettings:
     """A round's public constants. `answers`: how answers to a query are released, for rounds in which clients also rate
     the model."""
     release: ServerRelease = PlainSum()
@@ -29,10 +29,10 @@ def round_settings(plan: Plan, *, answers: AnswerNoise | None = None) -> RoundSe
     return RoundSettings(expected_cohort(plan.run), plan.optimizer, release, answers)
 
 
-def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerNoise:
+def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerRelease:
     """The noise of a run's server on a sum of answers of so many numbers: on the grid, in float or by secure sum, as on
     updates."""
-    return AnswerNoise(
+    return AnswerRelease(
         length,
         expected_cohort,
         noise_multiplier,
@@ -42,13 +42,13 @@ def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multi
     )
 
 
-def statistics_noise(plan: Plan, length: int) -> AnswerNoise:
+def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
     """The release of the sum of all clients' answers of `length` numbers about their data."""
     everybody = float(plan.run.user.population_size)
     return server_noise(plan, length, expected_cohort=everybody, noise_multiplier=plan.run.statistics.noise_multiplier)
 
 
-def answers_of(plan: Plan, query: Query) -> AnswerNoise:
+def answers_of(plan: Plan, query: Query) -> AnswerRelease:
     """The release of answers to a query: noised at the server, or by each client."""
     run, own = plan.run, own_noise(plan.run, query.l1_norm)
     noise = server_noise(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.accounting.correlation import Turns
 from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.mechanism import KeptInMemory
+from discreet.mechanisms.mechanism import Kept
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
@@ -61,7 +61,7 @@ def whole_run(
         for number in [*range(1, again.stop), *again, *range(max(1, again.stop), ROUNDS + 1)]:
             if files[number - 1 :]:
                 (state, kept), source = files[number - 1], source.child("another")
-                settings = replace(settings, kept=KeptInMemory(kept), charged=again.stop - 1)
+                settings = replace(settings, kept=Kept(kept), charged=again.stop - 1)
                 del files[number - 1 :]
             files.append((state, settings.kept.load()))
             replies = [TrainReply(number, update, False, client=each) for each, update in sent[number].items()]
