@@ -163,10 +163,10 @@ def transport_of(
 ) -> GridTransport | MaskedTransport:
     """The transport of a run: `asking`, or one whose server reads masked sums alone. `virtual` says which client of a
     simulation one is to be; None: `asking` does."""
-    mechanism = masked_mechanism(plan.run)
+    mechanism = masked_mechanism(plan.run, plan.sizes)
     if mechanism is None:
         return asking
-    return MaskedTransport(asking, mechanism.sum(plan.sizes), plan.run, virtual or asking.virtual_client)
+    return MaskedTransport(asking, mechanism.vector, plan.run, virtual or asking.virtual_client)
 
 
 def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.privacy import LOCAL, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
+CLIP = ClipConfig()  # of a mechanism that is asked for its events alone
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
@@ -203,38 +204,33 @@ class Released:
 
 
 class ServerRelease(Protocol):
-    """The server's part of a mechanism, with the constants of a run's rounds. A release has this class as its base.
+    """What the server does in a round: with what clients send, before anything is published.
 
     Attributes:
-      guarantee, event: whom a round is charged to, and its event; None if nothing is charged.
+      guarantee: whom a round is charged to; None if nothing is charged.
       masked: True if it opens one sum, and reads no reply.
       exact: True if its sums are of whole numbers, whose order does not matter.
-      clipping: moves the clip norm by its `clip`; None if nothing does.
-      sum_noise: the noise that is expected in the sum, over `norm`.
+      sum_noise: the noise that is expected in the sum, over `norm`: more than what is accounted if clients that are not
+        counted on add theirs too.
     """
 
-    event: DpEvent | None
     masked: ClassVar[bool] = False
 
     @property
     def guarantee(self) -> str | None:
-        return USER
+        return None
 
     @property
     def exact(self) -> bool:
         return False
 
     @property
-    def clipping(self) -> Any:
-        return None
-
-    @property
     def sum_noise(self) -> float:
         return 0.0
 
-    def event_of(self, number: int, *, again: bool = False) -> DpEvent | None:
-        """The event of round `number`, from 1 on; `again`: see `Round`."""
-        return self.event
+    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent | None:
+        """The event of round `number`, from 1 on. `rates`: clients also rate the model; `again`: see `Round`."""
+        return None
 
     def norm(self, clip_norm: float) -> float:
         """The bound on a client's part in a sum, in a round with this clip norm."""
@@ -257,12 +253,8 @@ class ServerRelease(Protocol):
         return answer_round(replies, at.answers, event=event, source=at.source, charge=at.charge)
 
 
-@dataclass(frozen=True)
 class PlainSum(ServerRelease):
     """The release of a round that clients alone noise, or nobody: nothing is clipped, noised or charged."""
-
-    event: None = None
-    guarantee: ClassVar[None] = None
 
     def release(self, replies: Replies, at: Round) -> Released:
         from discreet.mechanisms.sums import take_all
@@ -273,37 +265,45 @@ class PlainSum(ServerRelease):
         return Released(total.clipped.total, at.clip_norm, None, total.replies, answers)
 
 
-class ServerMechanism(Mechanism, Protocol):
-    """A mechanism whose releases the server's ledger is charged for: at most one of a run. `fixed_norm`: the setting of
-    the norm that clips, if it never follows the updates, so that noise can't feed itself."""
+class ServerMechanism(Mechanism, ServerRelease, Protocol):
+    """A mechanism whose releases the server's ledger is charged for: at most one of a run.
 
+    Attributes:
+      clip: the rule by which an adaptive clip norm moves.
+      sizes: of what is masked.
+      fixed_norm: the setting of the norm that clips, if it never follows the updates, so that noise can't feed itself.
+    """
+
+    clip: ClipConfig
+    sizes: Sizes
     at_server: ClassVar[bool] = True
     fixed_norm: ClassVar[str | None] = None
 
-    def event(
-        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
-    ) -> DpEvent:
+    @property
+    def noise_multiplier(self) -> float:
+        """Of a round as a whole; 0 draws no noise and protects nobody."""
+        return terms_of(self).noise_multiplier or 0.0
+
+    @property
+    def count_stddev(self) -> float | None:
+        """Of the noise on the count of norms below the clip norm; None if the release has no such count."""
+        return None
+
+    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
         """The event of one release. `trains`, `rates`: clients are asked for an update, for a rating of the model."""
 
-    def first_rounds(
-        self, noise_multiplier: float, count: int, *, sizes: Sizes = PLANNED
-    ) -> tuple[tuple[DpEvent, int], ...]:
-        """The events of the first `count` rounds that rate nothing, each with how often it is charged."""
-        return ((self.event(noise_multiplier, sizes=sizes), count),)
+    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent | None:
+        return self.event(self.noise_multiplier, rates=rates)
 
-    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> ServerRelease:
-        """The release of rounds. `rates`: of those in which clients also rate the model."""
+    def first_rounds(self, noise_multiplier: float, count: int) -> tuple[tuple[DpEvent, int], ...]:
+        """The events of the first `count` rounds that rate nothing, each with how often it is charged."""
+        return ((self.event(noise_multiplier), count),)
 
     def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
         """Updates (n, num_params) as they leave clients, and their bits (n,)."""
         from discreet.mechanisms.sums import clipped
 
         return clipped(updates, clip_norm)
-
-    @property
-    def noise_in_sum(self) -> float:
-        """The noise that is expected in the sum, over the norm that clips: more than what is accounted if clients that
-        are not counted on add theirs too."""
 
     @property
     def averaged(self) -> float:
@@ -324,20 +324,18 @@ def expected_cohort(run: ClientSettings) -> float:
     return float(round(expected)) if run.user.sampling == "fixed" else expected
 
 
-def releases_of(
-    mechanism: ServerMechanism, noise_multiplier: float, rounds: int, *, sizes: Sizes = PLANNED
-) -> tuple[tuple[DpEvent, int], ...]:
+def releases_of(mechanism: ServerMechanism, noise_multiplier: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
     """The events of so many rounds, with ratings, and with the question about data before them."""
     run = mechanism.run
     joined, alone = run.evaluation.ratings(rounds)
     releases = [
         (run.statistics.event, int(run.asks_of_data)),
-        *mechanism.first_rounds(noise_multiplier, rounds - joined, sizes=sizes),
+        *mechanism.first_rounds(noise_multiplier, rounds - joined),
     ]
     if joined:
-        releases.append((mechanism.event(noise_multiplier, rates=True, sizes=sizes), joined))
+        releases.append((mechanism.event(noise_multiplier, rates=True), joined))
     if alone:
-        releases.append((mechanism.event(noise_multiplier, trains=False, rates=True, sizes=sizes), alone))
+        releases.append((mechanism.event(noise_multiplier, trains=False, rates=True), alone))
     return tuple((event, count) for event, count in releases if count)
 
 

@@ -125,7 +125,8 @@ class AnswerRelease:
       length: of an answer before it is noised.
       expected_cohort: q * population_size, a public constant.
       noise_multiplier: of the noise on the sum, over `SENSITIVITY`, or of each client's; 0 protects nobody.
-      draws, on_grid, largest_cohort: as `discreet.mechanisms.central_gaussian.UserPrivacy` has them.
+      draws: Gaussian draws summed for each noise value, see `discreet.privacy.mechanisms.Gaussian`.
+      on_grid, largest_cohort: sums are exact, of at most so many answers, see `discreet.privacy.grid`.
       probability: q, with which a client is asked.
       own: the noise that each client draws on its own answer; None if the server noises the sum.
     """

@@ -77,7 +77,7 @@ class RoundSettings:
 
     def event_of(self, number: int) -> DpEvent | None:
         """The event of round `number`."""
-        return self.release.event_of(number, again=number <= self.charged)
+        return self.release.event_of(number, rates=self.answers is not None, again=number <= self.charged)
 
     def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
         """The facts that the release of the round after `state` needs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from discreet.evaluation.private_evaluation import EvaluationPlan
-from discreet.mechanisms.mechanism import PlainSum, ServerRelease, expected_cohort, terms_of
+from discreet.mechanisms.mechanism import PlainSum, expected_cohort
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.mechanisms.sums import AnswerRelease
 from discreet.queries.query import Query
@@ -23,10 +23,7 @@ def cohort_sampling(plan: Plan) -> CohortSampling:
 def round_settings(plan: Plan, *, answers: AnswerRelease | None = None) -> RoundSettings:
     """A round's public constants. `answers`: how answers to a query are released, for rounds in which clients also rate
     the model."""
-    release: ServerRelease = PlainSum()
-    if plan.mechanism is not None:
-        release = plan.mechanism.server_release(plan.clip, plan.sizes, rates=answers is not None)
-    return RoundSettings(expected_cohort(plan.run), plan.optimizer, release, answers)
+    return RoundSettings(expected_cohort(plan.run), plan.optimizer, plan.mechanism or PlainSum(), answers)
 
 
 def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerRelease:
@@ -63,8 +60,6 @@ def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
         return None
     event = None
     if plan.mechanism is not None:
-        noise = terms_of(plan.mechanism).noise_multiplier
-        assert noise is not None
-        event = plan.mechanism.event(noise, trains=False, rates=True, sizes=plan.sizes)
+        event = plan.mechanism.event(plan.mechanism.noise_multiplier, trains=False, rates=True)
     answers = answers_of(plan, plan.query)
     return EvaluationPlan(plan.run.evaluation, plan.query, answers, round_settings(plan, answers=answers), event)

@@ -10,13 +10,13 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, answer_round
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
+from tests.mechanisms.made import central
 from tests.node.clients import rejects_gaussian
 from tests.replay import replay
 
@@ -43,7 +43,7 @@ def release(how: AnswerRelease, updates: list[TrainReply], source: RandomSource)
 
 
 def joined(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
-    user = UserPrivacy(Z, JOINED, count_stddev=4.0, on_grid=how.on_grid, draws=how.draws)
+    user = central(Z, 4.0, "grid" if how.on_grid else "secure_sum" if how.draws > 1 else "float")
     settings = RoundSettings(5.0, ServerSGD(), user, how)
     state = initial_state(torch.zeros(3), clip_norm=C)
     state, metrics = dp_fedavg_round(state, updates, settings, source=source, charge=lambda _: None)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
 from discreet.accounting.correlation import Turns
@@ -23,7 +22,7 @@ from discreet.audit.verdict import judge
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms import correlated_noise
-from discreet.mechanisms.correlated_noise import TurnRelease
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.mechanism import Kept, Round
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
@@ -42,6 +41,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import InProcessTransport, simulate
 from tests.command import report
+from tests.mechanisms.made import turns
 from tests.simulation.crash import BEFORE_SECRETS, POINTS, crash
 
 TURNS = (
@@ -61,9 +61,8 @@ def run(folder: Path, *words: str, **given: Any) -> State:
 
 def release(
     noise_multiplier: float = 2.0, *, kind: str = "bsr", bandwidth: int = 3, rounds: int = ROUNDS
-) -> TurnRelease:
-    event = GaussianDpEvent(noise_multiplier)
-    return TurnRelease(event, noise_multiplier, Turns(kind, bandwidth, GROUPS, rounds))
+) -> CorrelatedNoise:
+    return turns(noise_multiplier, kind, bandwidth, groups=GROUPS, rounds=rounds)
 
 
 def at(number: int, kept: Kept, charge: Callable[..., None] = lambda _: None, size: int = 4) -> Round:
@@ -74,7 +73,7 @@ def reply(value: float, client: int = -1, size: int = 4) -> TrainReply:
     return TrainReply(1, torch.full((size,), value), below=True, client=client)
 
 
-def released(how: TurnRelease, rounds: list[list[TrainReply]], kept: Kept | None = None) -> list[Tensor]:
+def released(how: CorrelatedNoise, rounds: list[list[TrainReply]], kept: Kept | None = None) -> list[Tensor]:
     kept = kept or Kept()
     return [how.release(replies, at(number, kept)).total for number, replies in enumerate(rounds)]
 

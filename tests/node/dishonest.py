@@ -52,7 +52,8 @@ class Told:
     @property
     def terms(self) -> Terms:
         size = flatten_parameters(model_of(self.run.model, shape_of(self.run))).numel() if self.arrays is None else SIZE
-        return terms_of(RUN, self.run, (masked_mechanism(self.run) or MaskedGaussian(self.run)).sum(Sizes(size)))
+        sums = masked_mechanism(self.run, Sizes(size)) or MaskedGaussian(self.run, sizes=Sizes(size))
+        return terms_of(RUN, self.run, sums.vector)
 
     @property
     def request(self) -> TrainRequest:
