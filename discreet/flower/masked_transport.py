@@ -20,9 +20,8 @@ from torch import Tensor
 
 from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending
 from discreet.flower.server_messages import read_masking_reply, read_member
-from discreet.masking.agreement import Abandoned
 from discreet.masking.server import Exchange, MaskingServer
-from discreet.masking.wire import MalformedBytes, Stage, read_request
+from discreet.masking.wire import Abandoned, MalformedBytes, Stage, read_request
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum

@@ -230,7 +230,7 @@ def answer_round(
     *,
     event: DpEvent | None,
     source: RandomSource,
-    charge: Callable[[DpEvent], None],
+    charge: Callable[[DpEvent], object],
 ) -> Sums:
     """The noised sum of the answers of a cohort that is asked for nothing else. `charge` writes the ledger to disk
     before noise is added to anything; None is charged if each client noises its own answer.
