@@ -87,7 +87,8 @@ def _answered(self: Any, request: Any, params: Any) -> TrainReply:
 
 def _noised_by_replies(real: Any) -> Any:
     def noised(self: Any, total: Any, keys: Any, number: int) -> Any:
-        return real(replace(self, noise_multiplier=self.noise_multiplier / max(1, total.replies)), total, keys, number)
+        user = replace(self.run.user, noise_multiplier=self.noise_multiplier / max(1, total.replies))
+        return real(replace(self, run=replace(self.run, user=user)), total, keys, number)
 
     return noised
 
@@ -117,7 +118,7 @@ FAULTS = (
     ),
     Fault(
         "a sum on the grid lets norms pass that are too large by 5e-5",
-        "discreet.privacy.clipping:GridSum.__init__",
+        "discreet.privacy.clipping:ClippedSum.__init__",
         _wider,
         "privacy/test_clipping.py::test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped",
     ),
@@ -141,8 +142,8 @@ FAULTS = (
     ),
     Fault(
         "the count of norms has half its noise",
-        "discreet.mechanisms.central_gaussian:UserPrivacy._noised_count",
-        lambda real: lambda self, below, source: real(replace(self, count_stddev=self.count_stddev / 2), below, source),
+        "discreet.mechanisms.central_gaussian:CentralGaussian._noised_count",
+        lambda real: lambda self, below, stddev, source: real(self, below, stddev / 2, source),
         "server/test_round.py::test_the_count_has_noise_of_its_standard_deviation",
     ),
     Fault(
@@ -172,19 +173,19 @@ FAULTS = (
     ),
     Fault(
         "earlier noise is taken back from other keys",
-        "discreet.mechanisms.correlated_noise:TurnRelease._noised",
+        "discreet.mechanisms.correlated_noise:CorrelatedNoise._noised",
         _other_earlier_keys,
         IN_ALL_TURNS,
     ),
     Fault(
         "every round has the key of the first",
-        "discreet.mechanisms.correlated_noise:TurnRelease._keys",
+        "discreet.mechanisms.correlated_noise:CorrelatedNoise._keys",
         lambda real: lambda *given: torch.zeros_like(real(*given)),
         IN_ALL_TURNS,
     ),
     Fault(
         "the noise of a round is for one reply of those that came",
-        "discreet.mechanisms.correlated_noise:TurnRelease._noised",
+        "discreet.mechanisms.correlated_noise:CorrelatedNoise._noised",
         _noised_by_replies,
         IN_ALL_TURNS,
     ),
@@ -235,9 +236,9 @@ FAULTS = (
     ),
     Fault(
         "a rating is noised before it is charged",
-        "discreet.evaluation.answer_sum:answer_round",
+        "discreet.mechanisms.sums:answer_round",
         _noised_first,
-        "evaluation/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",
+        "mechanisms/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised",
     ),
     Fault(
         "statistics that are asked again draw the same noise",

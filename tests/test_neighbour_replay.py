@@ -12,22 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.accounting.events import fixed_size_round_event, poisson_round_event
+from discreet.accounting.events import fixed_size_round_event
 from discreet.data.examples import Examples
-from discreet.evaluation.answer_sum import AnswerNoise
-from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update
-from discreet.mechanisms.masked_gaussian import MaskedSum
-from discreet.mechanisms.sums import UnopenedSum
+from discreet.mechanisms.central_gaussian import CentralGaussian
+from discreet.mechanisms.client_noise import LocalPrivacy, release_update
+from discreet.mechanisms.local_noise import release_step
+from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.sums import AnswerRelease, UnopenedSum
 from discreet.node.release import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
+from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
 from discreet.settings.settings import Settings
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
+from tests.mechanisms.made import central, masked
 from tests.node.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
 from tests.sequences import BUILDERS, built, sequences
@@ -36,10 +37,10 @@ C, Z = 0.5, 1.3
 Updates = list[TrainReply]
 
 KINDS = {
-    "fixed clip": UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z)),
-    "adaptive clip": UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z), count_stddev=4.0),
-    "on the grid": UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z), count_stddev=4.0, on_grid=True),
-    "secure sum": UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z), count_stddev=4.0, draws=4),
+    "fixed clip": central(Z),
+    "adaptive clip": central(Z, 4.0),
+    "on the grid": central(Z, 4.0, "grid"),
+    "secure sum": central(Z, 4.0, "secure_sum"),
 }
 kinds = pytest.mark.parametrize("user", KINDS.values(), ids=KINDS.keys())
 
@@ -57,7 +58,7 @@ wild = pytest.mark.parametrize("update", WILD.values(), ids=WILD.keys())
 OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True), TrainReply(1, torch.full((3,), 9.0), below=False)]
 
 
-def rounds(user: UserPrivacy, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
+def rounds(user: CentralGaussian, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
     """Everything that rounds with these clients release, but the number of replies, which is not covered."""
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
     how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), user)
@@ -67,7 +68,7 @@ def rounds(user: UserPrivacy, updates: Updates, source: RandomSource, *, number:
     return left
 
 
-def add_and_remove(user: UserPrivacy, who: TrainReply, *, number: int = 1) -> list[Replay]:
+def add_and_remove(user: CentralGaussian, who: TrainReply, *, number: int = 1) -> list[Replay]:
     with_it, without = [*OTHERS, who], list(OTHERS)
     pairs = [(with_it, without), (without, with_it), ([who], [])]
     return [replay(lambda u, s: rounds(user, u, s, number=number), one, other) for one, other in pairs]
@@ -77,7 +78,7 @@ def add_and_remove(user: UserPrivacy, who: TrainReply, *, number: int = 1) -> li
 @wild
 @pytest.mark.parametrize("below", [True, False])
 def test_one_client_more_or_less_moves_update_and_bits_within_their_sensitivities(
-    user: UserPrivacy, update: Tensor, below: bool
+    user: CentralGaussian, update: Tensor, below: bool
 ) -> None:
     for found in add_and_remove(user, TrainReply(1, update, below)):
         assert found.faults == ()
@@ -85,7 +86,7 @@ def test_one_client_more_or_less_moves_update_and_bits_within_their_sensitivitie
 
 
 @kinds
-def test_the_worst_client_costs_all_that_the_event_says(user: UserPrivacy) -> None:
+def test_the_worst_client_costs_all_that_the_event_says(user: CentralGaussian) -> None:
     for found in add_and_remove(user, TrainReply(1, WILD["huge"], below=False)):
         # Updates on the grid are truncated towards zero, by less than 1 part in 1000.
         assert found.shares == pytest.approx([1.0] * len(found.shares), rel=1e-3)
@@ -95,7 +96,7 @@ def test_the_worst_client_costs_all_that_the_event_says(user: UserPrivacy) -> No
 @kinds
 @wild
 def test_over_rounds_in_which_the_clip_norm_moves_each_step_keeps_to_its_sensitivity(
-    user: UserPrivacy, update: Tensor
+    user: CentralGaussian, update: Tensor
 ) -> None:
     for found in add_and_remove(user, TrainReply(1, update, below=False), number=3):
         assert found.faults == ()
@@ -120,7 +121,7 @@ def test_many_clients_at_once_are_summed_as_sequentially() -> None:
 @kinds
 @wild
 def test_with_cohorts_of_a_fixed_size_replacing_a_client_moves_the_sum_by_twice_the_clip_norm(
-    user: UserPrivacy, update: Tensor
+    user: CentralGaussian, update: Tensor
 ) -> None:
     one, other = ([*OTHERS, TrainReply(1, sign * update, below)] for sign, below in ((1, True), (-1, False)))
     found = replay(lambda updates, source: rounds(user, updates, source), one, other, sensitivities=2.0)
@@ -130,26 +131,24 @@ def test_with_cohorts_of_a_fixed_size_replacing_a_client_moves_the_sum_by_twice_
     assert found.gaussian_distance <= (1 + 1e-9) / event.event.noise_multiplier
 
 
-MASKED_MODEL = secure_sum(params_of(linear()).numel(), SecureCohort(3, 2), noise_multiplier=1.32, count_stddev=4.0)
+MASKED_MODEL = masked(Z, 4.0, nodes=3, size=params_of(linear()).numel())
 MASKED = {
-    "fixed clip": secure_sum(3, SecureCohort(5, 3), noise_multiplier=Z),
-    "adaptive clip": secure_sum(3, SecureCohort(5, 3), noise_multiplier=1.32, count_stddev=4.0),
-    "with answers": secure_sum(3, SecureCohort(5, 3), noise_multiplier=1.32, count_stddev=4.0, answers=(2, 2.5)),
+    "fixed clip": masked(Z, nodes=5, size=3),
+    "adaptive clip": masked(Z, 4.0, nodes=5, size=3),
+    "with answers": masked(Z, 4.0, nodes=5, size=3, answers=2),
 }
-masked = pytest.mark.parametrize("vector", MASKED.values(), ids=MASKED.keys())
+each_masked = pytest.mark.parametrize("how", MASKED.values(), ids=MASKED.keys())
 NOBODY = TrainReply(1, torch.zeros(3), below=False)
 
 
-def masked_rounds(vector: SecureSum, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
+def masked_rounds(how: MaskedGaussian, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
     """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is zeroed out."""
-    user = UserPrivacy(Z, vector.event, count_stddev=4.0 if vector.bit_steps else None)
-    release = MaskedSum(vector, vector.event, user)
-    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), release, AnswerNoise(2, 5.0, 2.5))
+    vector, settings = how.vector, RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), how, AnswerRelease(2, 5.0, 2.5))
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))
         unopened = UnopenedSum(partial(vector.centred, total), len(updates))
-        state, metrics = dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None)
+        state, metrics = dp_fedavg_round(state, [unopened], settings, source=source, charge=lambda _: None)
         left += [state, metrics]
     return left
 
@@ -164,25 +163,26 @@ def sum_of_vectors(vector: SecureSum, updates: Updates, clip_norm: float, source
     return total
 
 
-@masked
+@each_masked
 @wild
 @pytest.mark.parametrize("below", [True, False])
 def test_zeroing_out_a_client_moves_a_masked_sum_within_its_sensitivity(
-    vector: SecureSum, update: Tensor, below: bool
+    how: MaskedGaussian, update: Tensor, below: bool
 ) -> None:
     there, gone = [*OTHERS, TrainReply(1, update, below)], [*OTHERS, NOBODY]
     for one, other in ((there, gone), (gone, there)):
-        found = replay(lambda u, s: masked_rounds(vector, u, s, number=3), one, other)
+        found = replay(lambda u, s: masked_rounds(how, u, s, number=3), one, other)
         assert found.faults == ()
         assert len(found.shares) == 3
+        vector = how.vector
         cost = vector.sensitivity_squared / (vector.summands * vector.variance)
         assert found.gaussian_distance <= math.sqrt(3 * cost) * (1 + 1e-9)
 
 
-@masked
-def test_the_worst_client_costs_all_that_the_event_of_a_masked_sum_says(vector: SecureSum) -> None:
-    update, answered = torch.tensor([30.0, 0.0, 0.0]), vector.answer_length > 0
-    found = replay(partial(masked_rounds, vector), [*OTHERS, TrainReply(1, update, False)], [*OTHERS, NOBODY])
+@each_masked
+def test_the_worst_client_costs_all_that_the_event_of_a_masked_sum_says(how: MaskedGaussian) -> None:
+    update, answered = torch.tensor([30.0, 0.0, 0.0]), how.vector.answer_length > 0
+    found = replay(partial(masked_rounds, how), [*OTHERS, TrainReply(1, update, False)], [*OTHERS, NOBODY])
     # Update and answer are truncated towards zero, by less than 1 part in 1000; the event is of the whole.
     assert found.shares == pytest.approx([1.0], rel=2e-3)
     assert answered or found.gaussian_distance == pytest.approx(1 / Z, rel=5e-3)
@@ -190,7 +190,7 @@ def test_the_worst_client_costs_all_that_the_event_of_a_masked_sum_says(vector: 
 
 def masked_federation(shares: list[Examples | None], source: RandomSource) -> list[object]:
     """A whole round: every client trains, clips, goes on the grid and adds noise; None is one that is zeroed out."""
-    run, params, vector = config(*OFF, "training.epochs=2"), params_of(linear()), MASKED_MODEL
+    run, params, vector = config(*OFF, "training.epochs=2"), params_of(linear()), MASKED_MODEL.vector
     asked, total = request(run, clip_norm=C), torch.zeros(vector.length, dtype=torch.int64)
     for number, share in enumerate(shares):
         own = source.child("client", number)
@@ -200,8 +200,7 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
             reply = client(share, source=own).answer(asked, params)
             total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
     state = State(0, params, torch.zeros_like(params), C)
-    release = MaskedSum(vector, vector.event, UserPrivacy(Z, vector.event, count_stddev=4.0))
-    unopened, how = UnopenedSum(lambda: vector.centred(total), 3), RoundSettings(5.0, ServerSGD(), release)
+    unopened, how = UnopenedSum(lambda: vector.centred(total), 3), RoundSettings(5.0, ServerSGD(), MASKED_MODEL)
     return list(dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None))
 
 

@@ -17,7 +17,7 @@ FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noi
 def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: float) -> float:
     """The expected norm of a round's noise, as a multiple of its clip norm: z * sqrt(num_params) / expected_cohort.
 
-    `noise_multiplier` is that of the update (`UserPrivacy.update_noise_multiplier`).
+    `noise_multiplier` is that of the update (`central_gaussian.update_noise_multiplier`).
 
     >>> round(noise_ratio(1.03, num_params=9610, expected_cohort=60), 2)
     1.68

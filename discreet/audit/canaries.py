@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from torch import Tensor
 
+from discreet.mechanisms.central_gaussian import update_noise_multiplier
+from discreet.mechanisms.mechanism import ServerMechanism
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
 from discreet.server.round import RoundSettings
@@ -95,15 +97,17 @@ class Auditor:
         """The scores of a round, (k,). `fraction`: the released share of norms below the clip norm, if there is one.
         `known`, `below`: the sum of updates and of centred bits, in halves, of honest clients, as the auditor knows it.
         """
-        release = self.settings.release
-        clipping: Any = release.clipping or release
+        release = cast(ServerMechanism, self.settings.release)
+        counted, noise = release.count_stddev, release.sum_noise
+        if counted is not None:  # the noise of the update that is accounted
+            noise = update_noise_multiplier(release.noise_multiplier, count_stddev=counted)
         released = noised_sum(self.settings, before, after) - known
-        scores = self.canaries.along(released) / (release.norm(before.clip_norm) * float(clipping.sum_noise) ** 2)
+        scores = self.canaries.along(released) / (release.norm(before.clip_norm) * noise**2)
         # A fraction that was clamped to 0 or 1 hides the count.
-        if not isinstance(fraction, float) or not 0 < fraction < 1:
+        if counted is None or not isinstance(fraction, float) or not 0 < fraction < 1:
             return scores
         count = (fraction - 0.5) * self.settings.expected_cohort / BIT_SENSITIVITY - below
-        variance = (float(clipping.count_stddev) / BIT_SENSITIVITY) ** 2
+        variance = (counted / BIT_SENSITIVITY) ** 2
         return scores + np.where(self.canaries.bits, count, -count) / variance
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from discreet.audit.canary_scores import Experiment, Facts
 from discreet.audit.release_audit import LONG, Repeated, Score
 from discreet.data.examples import Examples
-from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.mechanisms.client_noise import LocalPrivacy, release_update
+from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.server.plan import Plan
 from discreet.settings.privacy import LOCAL

@@ -169,7 +169,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False, make: Ma
         total = settings.release.empty(plan.num_params, start.clip_norm)
         total.take(TrainReply(1, values.update, values.below))
         added = total.part().in_floats / settings.release.norm(start.clip_norm)
-    event = settings.release.event if trains or rated is None else rated.event
+    event = settings.event_of(1) if trains or rated is None else rated.event
     assert event is not None
     score = _of_round(settings, start, replies, Canary(added, values.below))
     if not trains:
@@ -217,7 +217,7 @@ def audit_shared_step(
     parts = [(request, values) for values in (within, without, silent)]
     replies, canary = vectors(settings.release.vector, make, parts), added.double() / settings.release.norm(math.inf)
     score = _of_round(settings, start, replies, Canary(canary), known=without.update)
-    rounds = [(settings.release.event, score)]
+    rounds = [(settings.event_of(1), score)]
     name, facts = "a step that clients share", {"client": client}
     return Repeated(name, EXAMPLE, rounds, cohort_sampling(plan), facts).experiment(plan, releases)
 

@@ -23,9 +23,8 @@ from discreet.audit.canaries import Auditor, Canaries, draw_canaries
 from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Task
-from discreet.mechanisms.central_gaussian import UserPrivacy
-from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.mechanism import ServerRelease
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
+from discreet.mechanisms.mechanism import ServerMechanism
 from discreet.mechanisms.sums import take_all
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TRAIN, TrainReply, Work
@@ -90,7 +89,7 @@ def said_first(plan: Plan, canaries: int) -> Releases:
     user, rounds = _user(plan), plan.run.rounds
     spent = PrivacyLedger(tuple((user.event_of(number), 1) for number in range(1, rounds + 1)))
     claim = Claim.of(plan, USER, spent)
-    if isinstance(user, TurnRelease):  # all rounds are one observation
+    if isinstance(user, CorrelatedNoise):  # all rounds are one observation
         releases = Releases(1, 1.0, user.noise_multiplier / user.turns.sensitivity, claim)
     else:
         releases = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim)
@@ -101,7 +100,8 @@ def said_first(plan: Plan, canaries: int) -> Releases:
 def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts) -> Experiment:
     """The findings of runs with different canaries: each round, then all of them, by their ledger."""
     user, rounds = _user(plan), []
-    claim, run_claim = (Claim.of(plan, USER, each) for each in (PrivacyLedger().record(user.event), seen[-1][1]))
+    one = PrivacyLedger().record(user.event(user.noise_multiplier))
+    claim, run_claim = (Claim.of(plan, USER, each) for each in (one, seen[-1][1]))
     for same in zip(*(scores for scores, _ in seen), strict=True):
         values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
         rounds.append((claim, Scores(values, included, same[0].centred)))
@@ -114,16 +114,16 @@ def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[Seen
         "secure": plan.seed is None,
     }
     found = observed(rounds, run_claim)
-    return Experiment(mechanism, found[-1:] if isinstance(user, TurnRelease) else found, {**facts, **more}, releases)
+    found = found[-1:] if isinstance(user, CorrelatedNoise) else found
+    return Experiment(mechanism, found, {**facts, **more}, releases)
 
 
-def _user(plan: Plan) -> UserPrivacy | TurnRelease:
-    user = round_settings(plan).release
-    assert isinstance(user, UserPrivacy | TurnRelease)
-    return user
+def _user(plan: Plan) -> ServerMechanism:
+    assert plan.mechanism is not None
+    return plan.mechanism
 
 
-def _joined(user: TurnRelease, rounds: Sequence[Scores], first: int) -> Scores:
+def _joined(user: CorrelatedNoise, rounds: Sequence[Scores], first: int) -> Scores:
     """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise of each is made
     independent of the others' by C, and what a canary adds to them is looked for in all at once."""
     values, canaries = np.stack([each.values for each in rounds]) * user.sum_noise**2, range(len(rounds[0].values))
@@ -161,7 +161,7 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
             rounds.append(Scores(values, canaries.included, centred=not replaced))
 
         TrainingRun(context, transport=transport, evaluate=evaluate, on_round=score).run()
-        seen = [_joined(user, rounds, honest)] if isinstance(user, TurnRelease) else rounds
+        seen = [_joined(user, rounds, honest)] if isinstance(user, CorrelatedNoise) else rounds
         return seen, context.ledger.spent(USER)
 
 
@@ -174,7 +174,7 @@ class CanaryTransport:
     """
 
     def __init__(
-        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: ServerRelease, replaced: bool = False
+        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: ServerMechanism, replaced: bool = False
     ) -> None:
         self.inner, self.canaries, self.honest = inner, canaries, honest
         self.user, self.replaced = user, replaced

@@ -132,7 +132,7 @@ class StepAccount:
         charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, event)
         self._require_room(charge)
         while self.ledger is not None and self._read_at is not None:
-            position = self.ledger.charge_after(self._read_at, [charge])
+            position = self.ledger.charge([charge], since=self._read_at)
             if position is not None:
                 self._read_at = position
                 break

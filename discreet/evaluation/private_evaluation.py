@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from discreet.evaluation.answer_sum import AnswerNoise
+from discreet.mechanisms.sums import AnswerRelease
 from discreet.queries.answers import NoisedBlock, rising
 from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import Query, Sums
@@ -46,7 +46,7 @@ class EvaluationPlan:
 
     config: EvaluationConfig
     query: Query
-    answers: AnswerNoise
+    answers: AnswerRelease
     joined: RoundSettings
     event: DpEvent | None
 

@@ -13,10 +13,9 @@ import torch
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task
 from discreet.data.folder import FOLDER, SCALE
-from discreet.evaluation.answer_sum import answer_round
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.sums import Replies
+from discreet.mechanisms.sums import AnswerSum, Replies, answer_round
 from discreet.protocol.messages import Work
 from discreet.queries.answers import Estimate
 from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
@@ -111,7 +110,7 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
     # What is asked again draws anew: the same noise on two sums would give their difference away.
     source = run.source.child(name, ledger.spent(USER).num_releases)
     how = statistics_noise(run.plan, query.length)
-    return answer_round(answers, how, event=event, source=source, charge=lambda _: ledger.charge([charged]))
+    return answer_round(answers, AnswerSum(how), event=event, source=source, charge=lambda _: ledger.charge([charged]))
 
 
 def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:

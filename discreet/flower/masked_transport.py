@@ -20,9 +20,8 @@ from torch import Tensor
 
 from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending
 from discreet.flower.server_messages import read_masking_reply, read_member
-from discreet.masking.agreement import Abandoned
 from discreet.masking.server import Exchange, MaskingServer
-from discreet.masking.wire import MalformedBytes, Stage, read_request
+from discreet.masking.wire import Abandoned, MalformedBytes, Stage, read_request
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
@@ -163,10 +162,10 @@ def transport_of(
 ) -> GridTransport | MaskedTransport:
     """The transport of a run: `asking`, or one whose server reads masked sums alone. `virtual` says which client of a
     simulation one is to be; None: `asking` does."""
-    mechanism = masked_mechanism(plan.run)
+    mechanism = masked_mechanism(plan.run, plan.sizes)
     if mechanism is None:
         return asking
-    return MaskedTransport(asking, mechanism.sum(plan.sizes), plan.run, virtual or asking.virtual_client)
+    return MaskedTransport(asking, mechanism.vector, plan.run, virtual or asking.virtual_client)
 
 
 def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Any:

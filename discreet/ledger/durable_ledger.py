@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
@@ -80,28 +80,6 @@ class Release:
     digest: str
 
 
-class Account(Protocol):
-    """An account that is charged before a run's own ledger: see `discreet.server.population_account`."""
-
-    def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
-        """Raises if these charges, for `what`, would pass the budget."""
-
-    def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """Says what is spent, and how many of these rounds the budget has room for beside other charges."""
-
-    def charge(self, charges: Sequence[Charge]) -> None:
-        """The same check, and the charge, in one transaction."""
-
-    def position(self) -> LedgerPosition:
-        """The account's position."""
-
-    def said(self) -> str:
-        """The spending of all runs together, in one line."""
-
-    def facts(self) -> dict[str, object]:
-        """The same for privacy.json."""
-
-
 def _digest(previous: str, content: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps([previous, *content]).encode()).hexdigest()
 
@@ -113,8 +91,8 @@ class DurableLedger:
     to another process. WAL with full synchronisation: `charge` returns after the rows have reached the disk.
 
     Every charge is checked against what this machine knows of the ledger (`rollback_guard`), so that neither an older
-    copy nor a second one is charged. If the ledger has an `account`, that is charged first: a crash between the two
-    leaves an account that says more than the ledger.
+    copy nor a second one is charged. If the ledger has an `account`, a `discreet.server.population_account`, that is
+    charged first: a crash between the two leaves an account that says more than the ledger.
 
     Args:
       path: the file.
@@ -126,17 +104,15 @@ class DurableLedger:
 
     def __init__(self, path: Path, *, facts: Mapping[str, object] | None = None) -> None:
         self.path = path
-        self.account: Account | None = None
+        self.account: Any = None
         if not path.is_file():
             raise LedgerError(
                 f"{path} is missing: put the ledger back, what was spent is not forgotten with it. The first one of a "
                 f"node is made by `discreet ledger create {path}`"
             )
         was = self.facts()
-        if facts is not None:
-            self._check_facts(was, facts)
-
-    def _check_facts(self, was: Mapping[str, object], facts: Mapping[str, object]) -> None:
+        if facts is None:
+            return
         wanted = json.loads(json.dumps(dict(facts)))
         differing = [name for name in sorted({*was, *wanted}) if was.get(name) != wanted.get(name)]
         if differing:
@@ -181,42 +157,27 @@ class DurableLedger:
         except sqlite3.DatabaseError as error:
             raise unusable(f"{self.path} can't be used as a ledger", error) from error
 
-    def charge(self, charges: Sequence[Charge]) -> None:
-        """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written."""
-        if charges:
-            if self.account is not None:
-                self.account.charge(charges)
-            self._charge(charges)
-
-    def charge_if(self, allowed: Callable[[PrivacyLedger], None], charges: Sequence[Charge]) -> None:
-        """As `charge`, unless `allowed` raises: then nothing is written.
-
-        Check and charge are one transaction: what `allowed` is given, as by `total`, stays all that is spent until the
-        charges are written.
-        """
-        self._charge(charges, allowed=allowed)
-
-    def total(self) -> PrivacyLedger:
-        """The spending of all data owners together. The event that was charged last comes last: epsilon is computed
-        from what did not change, and that."""
-        with self._connect() as connection:
-            return _total(connection)
-
-    def charge_after(self, since: LedgerPosition, charges: Sequence[Charge]) -> LedgerPosition | None:
-        """As `charge`, unless one of the data owners was charged since a position: then it writes nothing.
-
-        Returns:
-          The ledger's position with these charges; None if nothing was written.
-        """
-        return self._charge(charges, since=since)
-
-    def _charge(
+    def charge(
         self,
         charges: Sequence[Charge],
         *,
         since: LedgerPosition | None = None,
         allowed: Callable[[PrivacyLedger], None] | None = None,
     ) -> LedgerPosition | None:
+        """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written.
+
+        Args:
+          since: nothing is written if one of the data owners was charged since this position.
+          allowed: nothing is written if it raises. It is given what `total` gives, which stays all that is spent until
+            the charges are written.
+
+        Returns:
+          The ledger's position with these charges; None if nothing was written.
+        """
+        if not charges:
+            return None
+        if self.account is not None:
+            self.account.charge(charges)
         with RollbackGuard.opened() as guard, self._connect() as connection:
             with _transaction(connection):
                 if since is not None and _charged_since(connection, since) & {charge.data_owner for charge in charges}:
@@ -229,6 +190,12 @@ class DurableLedger:
             while known.rows < position.rows and not guard.note(position, self.path, since=known):
                 known = self._known(connection, guard)
         return position
+
+    def total(self) -> PrivacyLedger:
+        """The spending of all data owners together. The event that was charged last comes last: epsilon is computed
+        from what did not change, and that."""
+        with self._connect() as connection:
+            return _total(connection)
 
     def _known(self, connection: sqlite3.Connection, guard: RollbackGuard) -> LedgerPosition:
         """The last position that this machine knows; LedgerError if none, or if the ledger lacks rows of it."""

@@ -14,10 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discreet.masking import wire
-from discreet.masking.agreement import MaskingRefused, Terms
 from discreet.masking.identity import Directory, Identity
-from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, add_pair_masks, own_key, public_key, seed_check
-from discreet.masking.shares import route, seal, split_secret, unseal
+from discreet.masking.masks import (
+    KEY_BYTES,
+    SEED_BYTES,
+    add_mask,
+    add_pair_masks,
+    own_key,
+    public_key,
+    route,
+    seal,
+    seed_check,
+    split_secret,
+    unseal,
+)
 from discreet.masking.signed_keys import (
     context_of_keys,
     context_of_vectors,
@@ -28,7 +38,7 @@ from discreet.masking.signed_keys import (
     survivors_message,
 )
 from discreet.masking.store import Attempt, FolderStore, NodeState, read_state
-from discreet.masking.wire import MalformedBytes, Part, Stage
+from discreet.masking.wire import MalformedBytes, MaskingRefused, Part, Stage, Terms
 
 MOST_ATTEMPTS = 100
 Answer = tuple[NodeState, bytes]

@@ -10,11 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discreet.masking import wire
-from discreet.masking.agreement import Abandoned, Terms
-from discreet.masking.masks import KEY_BYTES, SEED_BYTES, add_mask, add_pair_masks, own_key, public_key, seed_check
-from discreet.masking.shares import combine
+from discreet.masking.masks import (
+    KEY_BYTES,
+    SEED_BYTES,
+    add_mask,
+    add_pair_masks,
+    combine,
+    own_key,
+    public_key,
+    seed_check,
+)
 from discreet.masking.signed_keys import SignedKeys, context_of_keys, context_of_vectors, join_keys, place_of, read_keys
-from discreet.masking.wire import ATTEMPT_BYTES, MalformedBytes, Part, Stage, Words
+from discreet.masking.wire import ATTEMPT_BYTES, Abandoned, MalformedBytes, Part, Stage, Terms, Words
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from discreet.masking import wire
-from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.masks import CHECK_BYTES, KEY_BYTES, exchanged_key
-from discreet.masking.wire import TAG, MalformedBytes, Part
+from discreet.masking.wire import TAG, MalformedBytes, Part, Terms
 
 
 class SignedKeys(NamedTuple):

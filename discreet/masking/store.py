@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from discreet.masking.agreement import MaskingRefused
 from discreet.masking.signed_keys import SignedKeys
-from discreet.masking.wire import MOST_ROUND, MalformedBytes, Stage
+from discreet.masking.wire import MOST_ROUND, MalformedBytes, MaskingRefused, Stage
 
 _CHECK_BYTES = 32
 _FORM = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", hide_input_in_errors=True)

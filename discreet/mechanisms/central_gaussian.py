@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 from discreet.mechanisms.mechanism import (
+    CLIP,
     NOT_COVERED,
     Released,
     Round,
     ServerMechanism,
-    ServerRelease,
     Slack,
     Statement,
     expected_cohort,
@@ -46,6 +46,8 @@ class CentralGaussian(ServerMechanism):
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
     run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
     deciding: ClassVar[tuple[str, ...]] = SETTINGS
 
@@ -100,9 +102,20 @@ class CentralGaussian(ServerMechanism):
 
         return grid_slack if self.run.noise == "grid" else None
 
-    def event(
-        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
-    ) -> DpEvent:
+    @property
+    def count_stddev(self) -> float | None:
+        return count_stddev(self.run)
+
+    @property
+    def exact(self) -> bool:
+        return self.run.noise == "grid"
+
+    @property
+    def sum_noise(self) -> float:
+        """z_update, see `update_noise_multiplier`."""
+        return update_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
+
+    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
         """Of a cohort that trains and rates the model, update, bits and answer are one Gaussian of the multiplier
         (z^-2 + z_evaluation^-2)^(-1/2)."""
         user, rating = self.run.user, self.run.evaluation.noise_multiplier
@@ -113,110 +126,67 @@ class CentralGaussian(ServerMechanism):
             return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
         return poisson_round_event(user.probability, noise_multiplier=noise_multiplier)
 
-    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> UserPrivacy:
-        noise = self.run.user.noise_multiplier
-        assert noise is not None
-        return UserPrivacy(
-            noise,
-            self.event(noise, rates=rates),
-            count_stddev=count_stddev(self.run),
-            clip=clip,
-            draws=PRIVACY_DRAWS.get(self.run.noise, 1),
-            on_grid=self.run.noise == "grid",
-            largest_cohort=self.run.user.population_size,
-        )
-
-    @property
-    def noise_in_sum(self) -> float:
-        return update_noise_multiplier(self.run.user.noise_multiplier or 0.0, count_stddev=count_stddev(self.run))
-
-
-@dataclass(frozen=True)
-class UserPrivacy(ServerRelease):
-    """The server's release: it clips once more, adds up, noises the sum and moves the clip norm.
-
-    Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2 and
-    the centred count by at most 1/2, whatever that client sends. Both are noised together as one Gaussian mechanism of
-    multiplier z, sampled as `event` says. Noise and denominator are functions of public constants and C_t alone: not of
-    who replied. A sum of answers, which differs by at most 1, is part of the same mechanism, of multiplier
-    (z^-2 + z_answers^-2)^(-1/2).
-
-    Attributes:
-      noise_multiplier: z, of the round as a whole (update and bits together); 0 draws no noise and protects nobody.
-      count_stddev: of the noise on the count; None with a fixed clip norm, which uses no bits.
-      clip: the rule by which an adaptive clip norm moves; its search rate is halved after each round.
-      draws: Gaussian draws summed for each noise value, see `mechanisms.Gaussian`.
-      on_grid, largest_cohort: sums are exact, of at most so many updates, see `privacy.grid`.
-    """
-
-    noise_multiplier: float
-    event: DpEvent
-    count_stddev: float | None = None
-    clip: ClipConfig = field(default_factory=ClipConfig)
-    draws: int = 1
-    on_grid: bool = False
-    largest_cohort: int = 2**20
-
-    @property
-    def exact(self) -> bool:
-        return self.on_grid
-
-    @property
-    def clipping(self) -> UserPrivacy:
-        return self
-
-    @property
-    def sum_noise(self) -> float:
-        """z_update, see `update_noise_multiplier`."""
-        return update_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
-
     def empty(self, num_params: int, clip_norm: float) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum
 
-        grid = self._grid(clip_norm, num_params, self.sum_noise * clip_norm) if self.on_grid else None
+        grid = self._grid(clip_norm, num_params, self.sum_noise * clip_norm) if self.exact else None
         return CohortSum(num_params, clip_norm, grid)
 
     def release(self, replies: Replies, at: Round) -> Released:
+        """It clips once more, adds up, noises the sum and moves the clip norm.
+
+        Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2
+        and the centred count by at most 1/2, whatever that client sends. Both are noised together as one Gaussian
+        mechanism of multiplier z, sampled as the event says. Noise and denominator are functions of public constants
+        and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the same mechanism,
+        of multiplier (z^-2 + z_answers^-2)^(-1/2).
+        """
         from discreet.mechanisms.sums import take_all
         from discreet.privacy.mechanisms import Gaussian
 
         total = self.empty(at.num_params, at.clip_norm)
         take_all(replies, total, at.answers)
-        at.charge(self.event)
+        at.charge(self.event_of(at.number + 1, rates=at.answers is not None))
         answers = at.answers and at.answers.released(at.source.child("answer"))
         # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
-        noised = total.clipped.noised(Gaussian(self.sum_noise, draws=self.draws), at.source.child("update"))
-        below = None if self.count_stddev is None else self._noised_count(total.below, at.source.child("count"))
-        return Released(noised, *self.moved(at, below), total.replies, answers)
+        noised = total.clipped.noised(Gaussian(self.sum_noise, draws=self._draws), at.source.child("update"))
+        stddev = self.count_stddev
+        below = None if stddev is None else self._noised_count(total.below, stddev, at.source.child("count"))
+        return Released(noised, *moved(self, at, below), total.replies, answers)
 
-    def moved(self, at: Round, below: float | None) -> tuple[float, float | None]:
-        """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a function of public
-        constants and of the round."""
-        if self.count_stddev is None or below is None:
-            return at.clip_norm, None
-        cohort, stddev = at.expected_cohort, self.count_stddev
-        return self.clip.moved(at.clip_norm, below, number=at.number, cohort=cohort, count_stddev=stddev)
+    @property
+    def _draws(self) -> int:
+        return PRIVACY_DRAWS.get(self.run.noise, 1)
 
     def _grid(self, norm: float, length: int, noise_scale: float) -> Grid:
+        """For exact sums of the whole population (`discreet.privacy.grid`)."""
         from discreet.privacy.grid import grid_for
 
-        return grid_for(norm, length, largest_cohort=self.largest_cohort, noise_scale=noise_scale)
+        return grid_for(norm, length, largest_cohort=self.run.user.population_size, noise_scale=noise_scale)
 
-    def _noised_count(self, below: int, source: RandomSource) -> float:
+    def _noised_count(self, below: int, stddev: float, source: RandomSource) -> float:
         """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
         import torch
 
         from discreet.privacy.mechanisms import Gaussian
 
-        assert self.count_stddev is not None
-        mechanism = Gaussian(self.count_stddev / BIT_SENSITIVITY, draws=self.draws)
-        if self.on_grid:
-            grid = self._grid(BIT_SENSITIVITY, 1, self.count_stddev)
+        mechanism = Gaussian(stddev / BIT_SENSITIVITY, draws=self._draws)
+        if self.exact:
+            grid = self._grid(BIT_SENSITIVITY, 1, stddev)
             steps = torch.tensor([round(below * BIT_SENSITIVITY / grid.step)])
             noised = mechanism.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
             return float(grid.to_float(noised, torch.float64)[0])
         total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
         return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
+
+
+def moved(mechanism: ServerMechanism, at: Round, below: float | None) -> tuple[float, float | None]:
+    """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a function of public
+    constants and of the round."""
+    stddev = mechanism.count_stddev
+    if stddev is None or below is None:
+        return at.clip_norm, None
+    return mechanism.clip.moved(at.clip_norm, below, number=at.number, cohort=at.expected_cohort, count_stddev=stddev)
 
 
 def protected(run: ClientSettings) -> tuple[str, str]:

@@ -16,11 +16,11 @@ from discreet.accounting.events import poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, protected, runs_and_nodes
 from discreet.mechanisms.mechanism import (
+    CLIP,
     NOT_COVERED,
     Released,
     Round,
     ServerMechanism,
-    ServerRelease,
     Slack,
     Statement,
 )
@@ -44,6 +44,9 @@ class CorrelatedNoise(ServerMechanism):
     """All data of one client, from whoever sees the released models and who is asked; the server is trusted."""
 
     run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
+    exact: ClassVar[bool] = True
     guarantee: ClassVar[str] = USER
     deciding: ClassVar[tuple[str, ...]] = (
         *("privacy.user.noise_multiplier", "privacy.user.clip.kind", "privacy.user.clip.norm"),
@@ -85,62 +88,20 @@ class CorrelatedNoise(ServerMechanism):
         width = user.correlation.width(groups=user.groups, rounds=rounds)
         return Turns(user.correlation.kind, width, user.groups, rounds)
 
-    def event(
-        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
-    ) -> DpEvent:
+    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
         """Of the dearest round by itself."""
         return _gaussian(noise_multiplier, self.turns.largest_move(self.run.rounds))
 
-    def first_rounds(
-        self, noise_multiplier: float, count: int, *, sizes: Sizes = PLANNED
-    ) -> tuple[tuple[DpEvent, int], ...]:
-        """One Gaussian, for all of them."""
-        turns = replace(self.turns, rounds=max(1, count))
-        return ((_gaussian(noise_multiplier, turns.sensitivity), 1),) if count else ()
-
-    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> TurnRelease:
-        noise = self.run.user.noise_multiplier or 0.0
-        return TurnRelease(self.event(noise), noise, self.turns, largest_cohort=self.run.user.population_size)
-
-    @property
-    def noise_in_sum(self) -> float:
-        return (self.run.user.noise_multiplier or 0.0) * self.turns.late_noise
-
-    @property
-    def _words(self) -> str:
-        kind, band = self.turns.kind, self.turns.bandwidth
-        said = {NONE: "independent in each round", SQRT: "correlated over all rounds (square root)"}
-        return said.get(kind, f"correlated over rounds ({kind.upper()}, bandwidth {band})")
-
-
-@dataclass(frozen=True)
-class TurnRelease(ServerRelease):
-    """The server's release: it clips once more, adds up, and adds new noise and noise of earlier rounds, drawn again.
-
-    Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the rounds
-    so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's noise is made
-    once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts off is released
-    again as it was, to the last bit, and nobody is asked for it again. If it was charged and is not on disk, it is
-    charged again, as a release of its own: old files that were put back look the same. Noise does not depend on who
-    replies.
-
-    Attributes:
-      event: of the dearest round.
-      noise_multiplier: of each round's own noise, over the clip norm; 0 draws none and protects nobody.
-      turns: of the planned rounds, and the correlation of their noise.
-    """
-
-    event: DpEvent
-    noise_multiplier: float
-    turns: Turns
-    largest_cohort: int = 2**20
-    exact: ClassVar[bool] = True
-
-    def event_of(self, number: int, *, again: bool = False) -> DpEvent:
+    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent:
         """Of what the round adds to those before it; nothing in rounds that no client of the first group moves."""
         turns = self._turns_of(number)
         moved = turns.largest_move(number) if again else float(turns.moves()[number - 1])
         return _gaussian(self.noise_multiplier, moved)
+
+    def first_rounds(self, noise_multiplier: float, count: int) -> tuple[tuple[DpEvent, int], ...]:
+        """One Gaussian, for all of them."""
+        turns = replace(self.turns, rounds=max(1, count))
+        return ((_gaussian(noise_multiplier, turns.sensitivity), 1),) if count else ()
 
     @property
     def sum_noise(self) -> float:
@@ -151,11 +112,22 @@ class TurnRelease(ServerRelease):
         from discreet.privacy.grid import grid_for
 
         scale = SPREAD * self.noise_multiplier * clip_norm
-        grid = grid_for(clip_norm, num_params, largest_cohort=self.largest_cohort, noise_scale=scale)
+        grid = grid_for(clip_norm, num_params, largest_cohort=self.run.user.population_size, noise_scale=scale)
         return CohortSum(num_params, clip_norm, grid)
 
     def release(self, replies: Replies, at: Round) -> Released:
-        """As `ServerRelease` has it. LedgerError: the keys of earlier noise are not those of the rounds before."""
+        """It clips once more, adds up, and adds new noise and noise of earlier rounds, drawn again.
+
+        Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the
+        rounds so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's
+        noise is made once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts
+        off is released again as it was, to the last bit, and nobody is asked for it again. If it was charged and is not
+        on disk, it is charged again, as a release of its own: old files that were put back look the same. Noise does
+        not depend on who replies.
+
+        Raises:
+          LedgerError: the keys of earlier noise are not those of the rounds before.
+        """
         import torch
 
         from discreet.mechanisms.sums import take_all
@@ -196,24 +168,29 @@ class TurnRelease(ServerRelease):
     def _noised(self, total: CohortSum, keys: Tensor, number: int) -> Tensor:
         import torch
 
-        from discreet.privacy.clipping import GridSum
         from discreet.privacy.correlated_gaussian import Block, CorrelatedGaussian
 
-        assert isinstance(total.clipped, GridSum)
+        assert total.grid is not None
         # The newest key is the last one, and its weight the first.
-        weights, grid = self._turns_of(len(keys) + BLOCK).weights.tolist(), total.clipped.grid
+        weights, grid = self._turns_of(len(keys) + BLOCK).weights.tolist(), total.grid
         parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
         at, block = (len(keys) - 1) % BLOCK, None
         if number == len(keys) > BLOCK:
             old = range(len(keys) - at - 1)  # the keys of finished blocks, of which none was removed yet
             block = Block(at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK)))
         add = CorrelatedGaussian(self.noise_multiplier).add_grid_noise
-        noised = add(total.clipped.steps, total.clip_norm, grid=grid, parts=parts, block=block)
+        noised = add(total.clipped.values, total.clip_norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
 
     def _turns_of(self, rounds: int) -> Turns:
         """Of so many rounds, or of those that are planned if these are more."""
         return replace(self.turns, rounds=max(rounds, self.turns.rounds))
+
+    @property
+    def _words(self) -> str:
+        kind, band = self.turns.kind, self.turns.bandwidth
+        said = {NONE: "independent in each round", SQRT: "correlated over all rounds (square root)"}
+        return said.get(kind, f"correlated over rounds ({kind.upper()}, bandwidth {band})")
 
 
 def _gaussian(noise_multiplier: float, moved: float) -> DpEvent:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import poisson_round_event
+from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     ONE_PERSON,
@@ -16,16 +17,11 @@ from discreet.mechanisms.mechanism import (
     Statement,
     Unreachable,
     shared_examples,
-    with_variance,
 )
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PRIVACY_DRAWS, ZERO_OUT
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-    from torch import Tensor
-
-    from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
 EXAMPLE_SETTINGS = (
@@ -94,7 +90,8 @@ class LocalDpSgd(Mechanism):
         return ClientRound(training.example.noise_multiplier, events, training=training)
 
     def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise:
-        return OwnNoise(self.run.evaluation.noise_multiplier, PRIVACY_DRAWS.get(self.run.noise, 1))
+        noise = LocalPrivacy("gaussian", 1.0, self.run.evaluation.noise_multiplier, self.run.noise)
+        return OwnNoise(noise, of_examples=True)
 
 
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
@@ -146,40 +143,3 @@ def _calibrate(
         delta=delta,
         accountant=accountant,
     )
-
-
-@dataclass(frozen=True)
-class OwnNoise:
-    """The noise of a client on its own answer, for one of its examples.
-
-    Guarantee (zero-out: one example contributes nothing, and how many there are stays): an answer is the mean, over m
-    held-out examples, of vectors of L2 norm at most 1 (`client_settings.MEANS`), so one of them moves it by at most
-    1 / m, and the noise is drawn for that. The release is one Gaussian of `noise_multiplier`, whoever is in the cohort:
-    the server sees who answers.
-    """
-
-    noise_multiplier: float
-    draws: int = 1
-    unit: ClassVar[float] = 1.0
-    of_examples: ClassVar[bool] = True
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of one answer to each held-out example."""
-        from discreet.privacy.mechanisms import Gaussian
-
-        return Gaussian(self.noise_multiplier, draws=self.draws).event()
-
-    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
-        """An answer (length,) about `held_out` examples as it leaves: (length + 1,), float32, whose last number is the
-        variance of the noise on each of the others. The variance follows from `held_out`, which zero-out does not hide.
-        A client that holds nothing out sends zeros, as one that is missing."""
-        import torch
-
-        from discreet.privacy.mechanisms import Gaussian
-
-        if held_out == 0:
-            return torch.zeros(len(answer) + 1)
-        mechanism, sensitivity = Gaussian(self.noise_multiplier, draws=self.draws), 1 / held_out
-        noised = mechanism.add_noise(answer.double(), sensitivity, source.child("answer"))
-        return with_variance(noised, mechanism.stddev(sensitivity) ** 2)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.calibration import epsilon_schedule
+from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     ClientRound,
@@ -18,17 +19,14 @@ from discreet.mechanisms.mechanism import (
     Statement,
     Unreachable,
     shared_examples,
-    with_variance,
 )
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL, PRIVACY_DRAWS
+from discreet.settings.privacy import LOCAL
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
     from torch import Tensor, nn
 
     from discreet.data.examples import Examples
-    from discreet.privacy.mechanisms import Gaussian, Laplace
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
@@ -69,10 +67,10 @@ class LocalNoise(Mechanism):
         privacy = round_privacy(self.run, round_number=number)
         return ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), local=privacy)
 
-    def answer_noise(self, l1_norm: float = 1.0) -> LocalAnswerNoise:
+    def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise:
         local, noise = self.run.local, self.run.evaluation.noise_multiplier
         norm = l1_norm if local.kind == "laplace" else 1.0
-        return LocalAnswerNoise(LocalPrivacy(local.kind, norm, noise, self.run.noise))
+        return OwnNoise(LocalPrivacy(local.kind, norm, noise, self.run.noise))
 
 
 def local_statement(run: ClientSettings, *, unit: str, mechanism: str, uncovered: tuple[str, ...] = ()) -> Statement:
@@ -94,30 +92,6 @@ def local_statement(run: ClientSettings, *, unit: str, mechanism: str, uncovered
         "its ledger",
         not_covered=(*NOT_COVERED, "that a client took part", *uncovered, *shared_examples(run)),
     )
-
-
-@dataclass(frozen=True)
-class LocalPrivacy:
-    """One round's local mechanism: its kind, the norm that clips, and the noise over the sensitivity."""
-
-    kind: str
-    clip_norm: float
-    noise_multiplier: float
-    noise: str = "float"
-
-    @property
-    def mechanism(self) -> Gaussian | Laplace:
-        """Gaussian noise for the L2 sensitivity, or Laplace noise for the L1 sensitivity."""
-        from discreet.privacy.mechanisms import Gaussian, Laplace
-
-        if self.kind == "gaussian":
-            return Gaussian(self.noise_multiplier, draws=PRIVACY_DRAWS.get(self.noise, 1))
-        return Laplace(self.noise_multiplier)
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of one release. Sampling of cohorts does not lower it: the server sees who sends."""
-        return self.mechanism.event()
 
 
 def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
@@ -155,59 +129,6 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
             f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
         )
     return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
-
-
-def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:
-    """Clips a whole update (num_params,) and noises it: kinds `gaussian` (L2) and `laplace` (L1).
-
-    Guarantee: replacing all of the client's data moves the clipped update by at most 2 * clip_norm, and the noise is
-    drawn for that. On the grid both hold in exact arithmetic. An update that is not finite is released as zero plus
-    noise.
-    """
-    from discreet.privacy.clipping import clip_by_norm, clip_to_grid
-    from discreet.privacy.grid import grid_for
-
-    order, sensitivity = (2 if privacy.kind == "gaussian" else 1), 2 * privacy.clip_norm
-    if privacy.noise != "grid":
-        clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.clip_norm, order=order)
-        return privacy.mechanism.add_noise(clipped[0], sensitivity, source)
-    grid = grid_for(
-        privacy.clip_norm, len(update), largest_cohort=1, noise_scale=privacy.noise_multiplier * sensitivity
-    )
-    steps = clip_to_grid(update, privacy.clip_norm, grid=grid, order=order)
-    return grid.to_float(privacy.mechanism.add_grid_noise(steps, sensitivity, grid=grid, source=source))
-
-
-@dataclass(frozen=True)
-class LocalAnswerNoise:
-    """The noise of a client on its own answer, for all of its data.
-
-    Guarantee (replace): an answer is clipped to a norm that it can't pass anyway, in L2 for Gaussian noise and in L1
-    for Laplace noise, so other data of this client move it by at most twice that norm. The noise is drawn for that
-    (`release_update`), whoever is in the cohort, and on the zeros of a client that holds nothing out too: the number of
-    examples that a client holds is hidden with the rest.
-    """
-
-    privacy: LocalPrivacy
-    of_examples: ClassVar[bool] = False
-
-    @property
-    def unit(self) -> float:
-        # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
-        return (2.0 if self.privacy.kind == "gaussian" else 2 * math.sqrt(2)) * self.privacy.clip_norm
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of one answer to the client."""
-        return self.privacy.event
-
-    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
-        """As `local_dp_sgd.OwnNoise.noised`; the variance is a public constant, and `held_out` decides nothing."""
-        import torch
-
-        sent = release_update(answer.to(torch.float32), self.privacy, source=source.child("answer"))
-        scale = 2 * self.privacy.clip_norm * self.privacy.noise_multiplier
-        return with_variance(sent.double(), 2 * scale**2 if self.privacy.kind == "laplace" else scale**2)
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.mechanisms.local_dp_sgd import EXAMPLE_SETTINGS
-from discreet.mechanisms.masked_gaussian import (
-    SECURE_SETTINGS,
-    MaskedSum,
-    cohort,
-    masked_statement,
-    resolved,
-    threshold,
-    unaccounted,
-)
+from discreet.mechanisms.masked_gaussian import SECURE_SETTINGS, MaskedSum, masked_statement
 from discreet.mechanisms.mechanism import (
+    CLIP,
     ONE_PERSON,
     ClientRound,
-    ServerMechanism,
     Statement,
     Unreachable,
     expected_cohort,
@@ -29,7 +20,6 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
     from torch import Tensor
 
     from discreet.privacy.randomness import RandomSource
@@ -38,16 +28,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MaskedStep(ServerMechanism):
+class MaskedStep(MaskedSum):
     """One example of one client, from everybody; the client, and at least n - c clients, are trusted to be honest."""
 
     run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = EXAMPLE
-    masked: ClassVar[bool] = True
-    at_client: ClassVar[bool] = True
     reported: ClassVar[tuple[str, ...]] = ("epsilon_example",)
     deciding: ClassVar[tuple[str, ...]] = (*SECURE_SETTINGS, "training.batch_size", *EXAMPLE_SETTINGS)
-    only_rdp: ClassVar[bool] = True
     fixed_norm: ClassVar[str] = "privacy.example.clip_norm"
 
     def statement(self, *, account: bool = False) -> Statement:
@@ -61,26 +50,17 @@ class MaskedStep(ServerMechanism):
         uncovered = (*said.not_covered, ONE_PERSON, earlier, *shared_examples(self.run))
         return replace(said, trusted=f"{said.trusted}; and the client itself", not_covered=uncovered)
 
-    @property
-    def decided(self) -> Mapping[str, object]:
-        return threshold(self.run)
-
-    def sum(self, sizes: Sizes, noise_multiplier: float | None = None) -> SecureSum:
-        """As `MaskedGaussian.sum`, of clipped gradients."""
+    def sum(self, noise_multiplier: float) -> SecureSum:
         from discreet.privacy.secure_grid import example_secure_sum
 
-        noise = resolved(EXAMPLE, self.run.example.noise_multiplier if noise_multiplier is None else noise_multiplier)
         largest = self.run.training.batch_size
-        return example_secure_sum(sizes.num_params, cohort(self.run), noise_multiplier=noise, largest_sum=largest)
+        return example_secure_sum(
+            self.sizes.num_params, self.cohort, noise_multiplier=noise_multiplier, largest_sum=largest
+        )
 
-    def event(
-        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
-    ) -> DpEvent:
-        return self.sum(sizes, noise_multiplier).event_of(trains=trains, rates=rates)
-
-    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> MaskedSum:
-        vector = self.sum(sizes)
-        return MaskedSum(vector, vector.event, step_norm=step_norm(self.run))
+    def norm(self, clip_norm: float) -> float:
+        """The norm that a step of the sum refers to: no rule moves it."""
+        return step_norm(self.run)
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         from discreet.privacy.secure_grid import MOST_GRADIENTS
@@ -99,10 +79,6 @@ class MaskedStep(ServerMechanism):
 
         # Its own account is held to budgets where it adds its vector to the sum.
         return ClientRound(self.run.example.noise_multiplier or 0.0, step=step)
-
-    @property
-    def noise_in_sum(self) -> float:
-        return (self.run.example.noise_multiplier or 0.0) * unaccounted(self.run)
 
     @property
     def averaged(self) -> float:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.privacy import LOCAL, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
-    from discreet.mechanisms.sums import Answers, CohortSum, Replies
+    from discreet.mechanisms.client_noise import OwnNoise
+    from discreet.mechanisms.sums import AnswerSum, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
+CLIP = ClipConfig()  # of a mechanism that is asked for its events alone
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
@@ -82,24 +84,6 @@ class ClientRound:
     step: Callable[..., Tensor] | None = None  # makes the update in place of local training
 
 
-class AnswerNoise(Protocol):
-    """The noise of a client on its own answer to a query. `of_examples`: it is for one of the examples, so that its
-    size depends on their number."""
-
-    of_examples: ClassVar[bool]
-
-    @property
-    def unit(self) -> float:
-        """Its standard deviation on each number, over its noise multiplier; an m-th about m examples."""
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of one answer."""
-
-    def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
-        """An answer (length,) about so many examples as it leaves: (length + 1,), see `with_variance`."""
-
-
 class Mechanism(Protocol):
     """A guarantee that a run gives, or would give if it were on. A mechanism has this class as its base, for the usual
     answers.
@@ -131,7 +115,7 @@ class Mechanism(Protocol):
         """Its part of the work of a client with so many examples. Raises Unreachable if there is none."""
         return ClientRound(terms_of(self).noise_multiplier or 0.0)
 
-    def answer_noise(self, l1_norm: float = 1.0) -> AnswerNoise | None:
+    def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise | None:
         """The noise that a client draws on answers of at most this L1 norm by itself; None if it draws none."""
         return None
 
@@ -161,27 +145,19 @@ class Mechanism(Protocol):
         return None
 
 
-class Kept(Protocol):
-    """What the release of a round keeps for the rounds after it: a secret of the run, on disk by
-    `discreet.server.run_secrets`."""
+class Kept:
+    """What the release of a round keeps for the rounds after it, in memory: a secret of the run. Of one that has a
+    folder `discreet.server.run_folder.RunSecrets` keeps it on disk."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self.tensors = tensors or {}
 
     def load(self) -> Mapping[str, Tensor]:
         """What was saved last; empty before."""
-
-    def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces it as a whole; after a crash the old or the new is there."""
-
-
-@dataclass
-class KeptInMemory:
-    """`Kept` of rounds that no run folder holds."""
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def load(self) -> Mapping[str, Tensor]:
         return self.tensors
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces it as a whole; after a crash the old or the new is there."""
         self.tensors = dict(tensors)
 
 
@@ -203,8 +179,8 @@ class Round:
     expected_cohort: float
     source: RandomSource
     charge: Callable[[DpEvent], None]
-    answers: Answers | None = None
-    kept: Kept = field(default_factory=KeptInMemory)
+    answers: AnswerSum | None = None
+    kept: Kept = field(default_factory=Kept)
     again: bool = False
 
 
@@ -228,38 +204,33 @@ class Released:
 
 
 class ServerRelease(Protocol):
-    """The server's part of a mechanism, with the constants of a run's rounds. A release has this class as its base.
+    """What the server does in a round: with what clients send, before anything is published.
 
     Attributes:
-      guarantee, event: whom a round is charged to, and its event; None if nothing is charged.
+      guarantee: whom a round is charged to; None if nothing is charged.
       masked: True if it opens one sum, and reads no reply.
       exact: True if its sums are of whole numbers, whose order does not matter.
-      clipping: moves the clip norm by its `clip`; None if nothing does.
-      sum_noise: the noise that is expected in the sum, over `norm`.
+      sum_noise: the noise that is expected in the sum, over `norm`: more than what is accounted if clients that are not
+        counted on add theirs too.
     """
 
-    event: DpEvent | None
     masked: ClassVar[bool] = False
 
     @property
     def guarantee(self) -> str | None:
-        return USER
+        return None
 
     @property
     def exact(self) -> bool:
         return False
 
     @property
-    def clipping(self) -> Any:
-        return None
-
-    @property
     def sum_noise(self) -> float:
         return 0.0
 
-    def event_of(self, number: int, *, again: bool = False) -> DpEvent | None:
-        """The event of round `number`, from 1 on; `again`: see `Round`."""
-        return self.event
+    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent | None:
+        """The event of round `number`, from 1 on. `rates`: clients also rate the model; `again`: see `Round`."""
+        return None
 
     def norm(self, clip_norm: float) -> float:
         """The bound on a client's part in a sum, in a round with this clip norm."""
@@ -276,21 +247,14 @@ class ServerRelease(Protocol):
 
     def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
         """As `release`, of the answers of clients that are asked for nothing else; `event`: what they cost."""
-        from discreet.mechanisms.sums import take_all
+        from discreet.mechanisms.sums import answer_round
 
         assert at.answers is not None
-        take_all(replies, None, at.answers)
-        if event is not None:
-            at.charge(event)
-        return at.answers.released(at.source)
+        return answer_round(replies, at.answers, event=event, source=at.source, charge=at.charge)
 
 
-@dataclass(frozen=True)
 class PlainSum(ServerRelease):
     """The release of a round that clients alone noise, or nobody: nothing is clipped, noised or charged."""
-
-    event: None = None
-    guarantee: ClassVar[None] = None
 
     def release(self, replies: Replies, at: Round) -> Released:
         from discreet.mechanisms.sums import take_all
@@ -301,37 +265,45 @@ class PlainSum(ServerRelease):
         return Released(total.clipped.total, at.clip_norm, None, total.replies, answers)
 
 
-class ServerMechanism(Mechanism, Protocol):
-    """A mechanism whose releases the server's ledger is charged for: at most one of a run. `fixed_norm`: the setting of
-    the norm that clips, if it never follows the updates, so that noise can't feed itself."""
+class ServerMechanism(Mechanism, ServerRelease, Protocol):
+    """A mechanism whose releases the server's ledger is charged for: at most one of a run.
 
+    Attributes:
+      clip: the rule by which an adaptive clip norm moves.
+      sizes: of what is masked.
+      fixed_norm: the setting of the norm that clips, if it never follows the updates, so that noise can't feed itself.
+    """
+
+    clip: ClipConfig
+    sizes: Sizes
     at_server: ClassVar[bool] = True
     fixed_norm: ClassVar[str | None] = None
 
-    def event(
-        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
-    ) -> DpEvent:
+    @property
+    def noise_multiplier(self) -> float:
+        """Of a round as a whole; 0 draws no noise and protects nobody."""
+        return terms_of(self).noise_multiplier or 0.0
+
+    @property
+    def count_stddev(self) -> float | None:
+        """Of the noise on the count of norms below the clip norm; None if the release has no such count."""
+        return None
+
+    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
         """The event of one release. `trains`, `rates`: clients are asked for an update, for a rating of the model."""
 
-    def first_rounds(
-        self, noise_multiplier: float, count: int, *, sizes: Sizes = PLANNED
-    ) -> tuple[tuple[DpEvent, int], ...]:
-        """The events of the first `count` rounds that rate nothing, each with how often it is charged."""
-        return ((self.event(noise_multiplier, sizes=sizes), count),)
+    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent | None:
+        return self.event(self.noise_multiplier, rates=rates)
 
-    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> ServerRelease:
-        """The release of rounds. `rates`: of those in which clients also rate the model."""
+    def first_rounds(self, noise_multiplier: float, count: int) -> tuple[tuple[DpEvent, int], ...]:
+        """The events of the first `count` rounds that rate nothing, each with how often it is charged."""
+        return ((self.event(noise_multiplier), count),)
 
     def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
         """Updates (n, num_params) as they leave clients, and their bits (n,)."""
         from discreet.mechanisms.sums import clipped
 
         return clipped(updates, clip_norm)
-
-    @property
-    def noise_in_sum(self) -> float:
-        """The noise that is expected in the sum, over the norm that clips: more than what is accounted if clients that
-        are not counted on add theirs too."""
 
     @property
     def averaged(self) -> float:
@@ -352,20 +324,18 @@ def expected_cohort(run: ClientSettings) -> float:
     return float(round(expected)) if run.user.sampling == "fixed" else expected
 
 
-def releases_of(
-    mechanism: ServerMechanism, noise_multiplier: float, rounds: int, *, sizes: Sizes = PLANNED
-) -> tuple[tuple[DpEvent, int], ...]:
+def releases_of(mechanism: ServerMechanism, noise_multiplier: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
     """The events of so many rounds, with ratings, and with the question about data before them."""
     run = mechanism.run
     joined, alone = run.evaluation.ratings(rounds)
     releases = [
         (run.statistics.event, int(run.asks_of_data)),
-        *mechanism.first_rounds(noise_multiplier, rounds - joined, sizes=sizes),
+        *mechanism.first_rounds(noise_multiplier, rounds - joined),
     ]
     if joined:
-        releases.append((mechanism.event(noise_multiplier, rates=True, sizes=sizes), joined))
+        releases.append((mechanism.event(noise_multiplier, rates=True), joined))
     if alone:
-        releases.append((mechanism.event(noise_multiplier, trains=False, rates=True, sizes=sizes), alone))
+        releases.append((mechanism.event(noise_multiplier, trains=False, rates=True), alone))
     return tuple((event, count) for event, count in releases if count)
 
 
@@ -375,13 +345,6 @@ def least_noise(run: ClientSettings, noise: float) -> float:
     if ratings.private:
         noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
     return min(noise, run.statistics.noise_multiplier) if run.asks_of_data else noise
-
-
-def with_variance(noised: Tensor, variance: float) -> Tensor:
-    """A noised answer (length,) as it leaves, float32, with its noise's variance for a last number."""
-    import torch
-
-    return torch.cat([noised, torch.tensor([variance], dtype=torch.float64)]).to(torch.float32)
 
 
 def shared_examples(run: ClientSettings) -> tuple[str, ...]:

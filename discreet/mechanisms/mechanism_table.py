@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 from discreet.mechanisms.central_gaussian import CentralGaussian
+from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LaplaceStep, LocalNoise
-from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.masked_gaussian import MaskedGaussian, MaskedSum
 from discreet.mechanisms.masked_step import MaskedStep
-from discreet.mechanisms.mechanism import AnswerNoise, Mechanism, ServerMechanism
+from discreet.mechanisms.mechanism import CLIP, Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CORRELATED, EXAMPLE, LOCAL, PLAIN, SECURE, USER
+from discreet.settings.privacy import CORRELATED, EXAMPLE, LOCAL, PLAIN, PLANNED, SECURE, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
 Made = Mapping[str, Callable[[ClientSettings], Mechanism]]
@@ -56,20 +57,20 @@ def accounts_itself(run: ClientSettings) -> bool:
     return any(each.at_client for each in mechanisms_of(run).values())
 
 
-def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> AnswerNoise | None:
+def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise | None:
     """The noise that each client draws on its own answers, of at most this L1 norm; None if the server does. The
     event does not depend on the norm."""
     noises = (each.answer_noise(l1_norm) for each in mechanisms_of(run).values()) if run.evaluation.private else ()
     return next((noise for noise in noises if noise is not None), None)
 
 
-def server_mechanism(run: ClientSettings) -> ServerMechanism | None:
+def server_mechanism(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> ServerMechanism | None:
     """The mechanism whose releases the server is charged for; None if clients alone noise what they send."""
     found = next((each for each in mechanisms_of(run).values() if each.at_server), None)
-    return cast(ServerMechanism | None, found)
+    return None if found is None else cast(Any, type(found))(run, clip, sizes)
 
 
-def masked_mechanism(run: ClientSettings) -> MaskedGaussian | MaskedStep | None:
+def masked_mechanism(run: ClientSettings, sizes: Sizes = PLANNED) -> MaskedSum | None:
     """The mechanism of masked sums; None if the server reads replies."""
-    found = next((each for each in mechanisms_of(run).values() if each.masked), None)
-    return cast(MaskedGaussian | MaskedStep | None, found)
+    found = server_mechanism(run, sizes=sizes)
+    return found if isinstance(found, MaskedSum) else None

@@ -1,30 +1,29 @@
-"""The sums of what clients send: as a process adds them up, and as the server is given them."""
+"""The sums of what clients send, updates and answers to queries: as a process adds them up, and as the server is given
+them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from discreet.privacy.clipping import ClippedSum, GridSum, clip_by_norm
-from discreet.privacy.grid import Grid
+from discreet.privacy.clipping import ClippedSum, clip_by_norm
+from discreet.privacy.grid import Grid, grid_for
+from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
+from discreet.queries.query import Sums
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
-class Reply(Protocol):
-    """A client's reply: its update (num_params,), its bit, and its answer to a query, if there was one."""
+    from discreet.mechanisms.client_noise import OwnNoise
+    from discreet.protocol.messages import TrainReply
 
-    @property
-    def update(self) -> Tensor: ...
-
-    @property
-    def below(self) -> bool: ...
-
-    @property
-    def answer(self) -> Tensor | None: ...
+SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,33 +72,20 @@ class UnopenedSum:
     replies: int
 
 
-Replies = Iterable[Reply | PartialReply | UnopenedSum]
-
-
-class Answers(Protocol):
-    """The sum of a cohort's answers to a query: see `discreet.evaluation.answer_sum`."""
-
-    def take(self, reply: Any) -> None:
-        """Adds a client's answer, or the answers of a part."""
-
-    def released(self, source: RandomSource) -> Any:
-        """The sum with noise."""
-
-    def opened(self, values: Tensor) -> Any:
-        """The sum as it was opened, (length,), with noise."""
+Replies = Iterable["TrainReply | PartialReply | UnopenedSum"]
 
 
 class CohortSum:
     """Clips updates to `clip_norm` and adds them up, beside their bits.
 
     Guarantee: adding or removing one client moves the sum by at most `clip_norm` in L2 and `below` by one half, as
-    `ClippedSum` and `GridSum` state it, however the cohort is cut into parts: on the grid sums are exact, and in
+    `ClippedSum` states it, however the cohort is cut into parts: on the grid sums are exact, and in
     float64 their order changes only the last bits.
     """
 
     def __init__(self, num_params: int, clip_norm: float, grid: Grid | None) -> None:
         self.clip_norm, self.grid = clip_norm, grid
-        self.clipped = ClippedSum(num_params, clip_norm) if grid is None else GridSum(num_params, clip_norm, grid=grid)
+        self.clipped = ClippedSum(num_params, clip_norm, grid=grid)
         self.below, self.replies = 0, 0
 
     def add(self, updates: Tensor, below: Tensor) -> None:
@@ -109,7 +95,7 @@ class CohortSum:
         self.replies += len(updates)
         self.below += 2 * int(below.sum()) - len(below)
 
-    def take(self, reply: Reply | PartialReply) -> None:
+    def take(self, reply: TrainReply | PartialReply) -> None:
         """Adds a client, or a part.
 
         Raises:
@@ -118,7 +104,7 @@ class CohortSum:
         if not isinstance(reply, PartialReply):
             self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
             return
-        values = self._values
+        values = self.clipped.values
         ours, theirs = (self.clip_norm, self.grid, values.shape), (reply.clip_norm, reply.grid, reply.values.shape)
         if ours != theirs or values.dtype != reply.values.dtype:
             raise ValueError(f"a part must have the clip norm, the grid and the shape {ours}, not {theirs}")
@@ -128,11 +114,93 @@ class CohortSum:
 
     def part(self) -> PartialReply:
         """The values added so far, for another sum to take in. Not a copy."""
-        return PartialReply(self._values, self.below, self.replies, self.clip_norm, self.grid)
+        return PartialReply(self.clipped.values, self.below, self.replies, self.clip_norm, self.grid)
+
+
+@dataclass(frozen=True)
+class AnswerRelease:
+    """The release of the sum of a cohort's answers, noised at the server or by each client.
+
+    Attributes:
+      length: of an answer before it is noised.
+      expected_cohort: q * population_size, a public constant.
+      noise_multiplier: of the noise on the sum, over `SENSITIVITY`, or of each client's; 0 protects nobody.
+      draws: Gaussian draws summed for each noise value, see `discreet.privacy.mechanisms.Gaussian`.
+      on_grid, largest_cohort: sums are exact, of at most so many answers, see `discreet.privacy.grid`.
+      probability: q, with which a client is asked.
+      own: the noise that each client draws on its own answer; None if the server noises the sum.
+    """
+
+    length: int
+    expected_cohort: float
+    noise_multiplier: float
+    draws: int = 1
+    on_grid: bool = False
+    largest_cohort: int = 2**20
+    probability: float = 1.0
+    own: OwnNoise | None = None
 
     @property
-    def _values(self) -> Tensor:
-        return self.clipped.total if isinstance(self.clipped, ClippedSum) else self.clipped.steps
+    def sent(self) -> int:
+        """The count of numbers that a client sends: the answer, and the variance of its own noise."""
+        return self.length + (self.own is not None)
+
+    @property
+    def stddev(self) -> float:
+        """Of the noise on each number of the sum; with clients' own noise as expected if each answer is about one
+        example: about m examples it is an m-th of that."""
+        unit = SENSITIVITY if self.own is None else self.own.unit * math.sqrt(self.expected_cohort)
+        return self.noise_multiplier * unit
+
+    def opened(self, values: Tensor) -> Sums:
+        """A sum (sent,) that has its noise. If nobody has answered with noise of its own, all is unknown."""
+        numbers, stddev = values.tolist(), self.stddev
+        if self.own is not None:
+            *numbers, variance = numbers
+            stddev = math.sqrt(variance) if variance else math.inf
+        return Sums(tuple(numbers), self.expected_cohort, stddev, self.probability)
+
+
+class AnswerSum:
+    """Adds up answers.
+
+    Guarantee of those that the server noises: adding or removing one client moves the sum by at most `SENSITIVITY` in
+    L2, whatever it answers, as `ClippedSum` states it. An answer that is missing adds zero. Answers that
+    clients have noised are added up as they are: that is post-processing of what they released.
+    """
+
+    def __init__(self, how: AnswerRelease) -> None:
+        self.how, self.opened = how, how.opened
+        grid = None
+        if how.on_grid:
+            grid = grid_for(SENSITIVITY, how.sent, largest_cohort=how.largest_cohort, noise_scale=how.stddev)
+        self.rows = ClippedSum(how.sent, SENSITIVITY, grid=grid)
+
+    def add(self, answers: Tensor) -> None:
+        """Adds clients: answers (n, how.sent). One with own noise that is not finite, or has no variance, adds zero."""
+        if self.how.own is None:
+            self.rows.add(answers)
+            return
+        rows = answers.detach().cpu().double()
+        self.rows.values.add_(rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0))
+
+    def take(self, reply: TrainReply | PartialReply) -> None:
+        """Adds a client's answer, if it has sent one, or the sum of a part."""
+        if isinstance(reply, PartialReply):
+            if reply.answers:
+                self.rows.values.add_(torch.tensor(reply.answers, dtype=self.rows.values.dtype))
+        elif reply.answer is not None:
+            self.add(reply.answer.unsqueeze(0))
+
+    def part(self) -> tuple[float, ...]:
+        """The values added so far, for another sum to take in."""
+        return tuple(self.rows.values.tolist())
+
+    def released(self, source: RandomSource) -> Sums:
+        """The sum with noise, which is drawn from `source` unless clients have drawn it."""
+        if self.how.own is not None:
+            return self.opened(self.rows.values)
+        return self.opened(self.rows.noised(Gaussian(self.how.noise_multiplier, draws=self.how.draws), source))
 
 
 def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
@@ -141,7 +209,7 @@ def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     return rows, norms <= clip_norm
 
 
-def take_all(replies: Replies, total: CohortSum | None, answers: Answers | None) -> None:
+def take_all(replies: Replies, total: CohortSum | None, answers: AnswerSum | None) -> None:
     """Adds replies up as they come.
 
     Raises:
@@ -154,3 +222,23 @@ def take_all(replies: Replies, total: CohortSum | None, answers: Answers | None)
             total.take(reply)
         if answers is not None:
             answers.take(reply)
+
+
+def answer_round(
+    replies: Replies,
+    answers: AnswerSum,
+    *,
+    event: DpEvent | None,
+    source: RandomSource,
+    charge: Callable[[DpEvent], object],
+) -> Sums:
+    """The noised sum of the answers of a cohort that is asked for nothing else. `charge` writes the ledger to disk
+    before noise is added to anything; None is charged if each client noises its own answer.
+
+    Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of its noise multiplier, sampled as `event` says.
+    Noise and denominator are functions of public constants alone: not of who replied.
+    """
+    take_all(replies, None, answers)
+    if event is not None:
+        charge(event)
+    return answers.released(source)

@@ -94,7 +94,7 @@ class Accounts:
             return True
         before = self._read_at
         assert before is not None
-        self._read_at = self.ledger.charge_after(before, charges)
+        self._read_at = self.ledger.charge(charges, since=before)
         if self._read_at is None or self._read_at.rows != before.rows + len(charges):
             self._spent.clear()  # somebody else has charged this ledger too
             return self._read_at is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 from discreet.accounting.events import RDP
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.local_noise import LocalPrivacy
+from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import ClientRound, Unreachable
 from discreet.mechanisms.mechanism_table import mechanisms_of, own_noise
 from discreet.node.account import Accounts, Budget, Refused
@@ -135,7 +135,7 @@ def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Ad
     if request.work.query and (noise := own_noise(run)) is not None:
         # No example is both trained on and held out, so that an account of the two together is an upper bound.
         name = next(name for name, one in mechanisms.items() if not one.at_server)
-        charges.append(Charge(number, name, "", noise.event))
+        charges.append(Charge(number, name, "", noise.privacy.event))
     budgets = budgets_of(policy, run, *dict.fromkeys(charge.guarantee for charge in charges))
     local = next((one.local for one in each.values() if one.local), None)
     step = next((one.step for one in each.values() if one.step), None)

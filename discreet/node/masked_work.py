@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.masked_gaussian import MaskedGaussian
-from discreet.mechanisms.masked_step import MaskedStep
+from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import NO_LEDGER
@@ -68,16 +67,16 @@ class MaskedWork:
         return cls(request, sizes, client.accounts, client.policy, client.data_owner, work)
 
     @property
-    def mechanism(self) -> MaskedGaussian | MaskedStep:
+    def mechanism(self) -> MaskedSum:
         """The mechanism that masks."""
-        mechanism = masked_mechanism(self.request.run)
+        mechanism = masked_mechanism(self.request.run, self.sizes)
         assert mechanism is not None
         return mechanism
 
     @cached_property
     def sums(self) -> SecureSum:
         """The masked sum, by the client's own count."""
-        return self.mechanism.sum(self.sizes)
+        return self.mechanism.vector
 
     @property
     def guarantee(self) -> str:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from flwr.app import RecordDict
 
-from discreet.masking.agreement import MaskingRefused
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
 from discreet.masking.store import OVER, FolderStore
-from discreet.masking.wire import MalformedBytes, Stage, read_request
+from discreet.masking.wire import MalformedBytes, MaskingRefused, Stage, read_request
 from discreet.node.account import Refused
 from discreet.node.policy import check_sums, policy_from
 from discreet.protocol.masked_messages import (

@@ -112,25 +112,10 @@ def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float
         raise ValueError(f"epsilon must be in [0, inf), not {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), not {delta}")
-    high = 1.0
-    while _gaussian_delta(high, epsilon) > delta:
-        high *= 2
-    while _gaussian_delta(high / 2, epsilon) <= delta:
-        high /= 2
-    low = high / 2
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _gaussian_delta(middle, epsilon) > delta else (low, middle)
-    return high
+    from dp_accounting import get_sigma_gaussian
 
-
-def _gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """delta of one Gaussian release (Balle and Wang 2018, Theorem 8), by logarithms to keep small values."""
-    from scipy.special import log_ndtr
-
-    above = float(log_ndtr(0.5 / noise_multiplier - epsilon * noise_multiplier))
-    below = float(log_ndtr(-0.5 / noise_multiplier - epsilon * noise_multiplier))
-    return -math.exp(above) * math.expm1(min(epsilon + below - above, 0.0))
+    root = float(get_sigma_gaussian(epsilon, delta, tol=1e-12))
+    return root * (1 + 1e-10) + 2e-12  # the root is off by one tolerance to either side
 
 
 def _noise_for(sensitivity: float, noise_multiplier: float) -> float:

@@ -137,7 +137,7 @@ class SecureSum:
         """A client's vector without noise, int64 (length,); what is not finite, or not given, counts as zeros.
 
         The update (num_params,) is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact
-        integer arithmetic, it is scaled first (`GridSum`). So is the answer (answer_length,), of norm 1: neither is
+        integer arithmetic, it is scaled first (`ClippedSum`). So is the answer (answer_length,), of norm 1: neither is
         trusted. `below` is True if the norm was at or below C, the `clip_norm` of this round. Raises ValueError: what
         this sum has no room for.
         """

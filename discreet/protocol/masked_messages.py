@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, RecordDict
 
-from discreet.masking.agreement import Terms
+from discreet.masking.wire import Terms
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient, read_canonical
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import write_json

@@ -118,7 +118,7 @@ class TrainReply:
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
         part in; 0 if the guarantee is off. They are not noised: docs/privacy.md says what they give away.
       answer: to the query that was asked, (length,), float32; None if none was. (length + 1,) if the client noises it
-        itself, as `discreet.mechanisms.local_dp_sgd.OwnNoise` says.
+        itself, as `discreet.mechanisms.client_noise.OwnNoise` says.
       client: who sent it, which the server knows by itself; it does not travel.
     """
 

@@ -116,7 +116,7 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
     for guarantee, mechanism in record.plan.mechanisms.items():
         own = mechanism.answer_noise()
         if own is not None and math.isfinite(record.epsilon(guarantee)):
-            alone = account([(own.event, times)], privacy.delta)
+            alone = account([(own.privacy.event, times)], privacy.delta)
             yield (
                 f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that has spent most; its "
                 f"answers to {ratings}, if it gave them all, cost {alone:.4g} alone, {how}."

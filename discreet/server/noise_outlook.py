@@ -67,7 +67,7 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
     mechanism, optimizer = plan.mechanism, plan.optimizer
     if mechanism is None:
         return NoiseOutlook(0.0)
-    ratio = noise_ratio(mechanism.noise_in_sum, num_params=plan.num_params, expected_cohort=mechanism.averaged)
+    ratio = noise_ratio(mechanism.sum_noise, num_params=plan.num_params, expected_cohort=mechanism.averaged)
     if mechanism.fixed_norm is not None or not isinstance(optimizer, ServerSGD):
         # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
         return NoiseOutlook(ratio, fixed_norm=mechanism.fixed_norm)

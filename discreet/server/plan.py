@@ -81,7 +81,7 @@ class Plan:
 
     @cached_property
     def mechanism(self) -> ServerMechanism | None:
-        return table.server_mechanism(self.run)
+        return table.server_mechanism(self.run, self.clip, self.sizes)
 
     @cached_property
     def guarantees(self) -> tuple[Statement, ...]:
@@ -162,7 +162,7 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     """The settings with the smallest noise multiplier whose epsilon after the planned rounds is at most the target of
     the server's mechanism. The target becomes the budget unless `max_epsilon` is given. `sizes`: of what is masked
     under secure aggregation. ConfigError: no noise reaches the target."""
-    mechanism = table.server_mechanism(client_settings(settings))
+    mechanism = table.server_mechanism(client_settings(settings), sizes=sizes)
     if mechanism is None:
         return settings
     section = getattr(settings.privacy, mechanism.guarantee)
@@ -172,7 +172,7 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     try:
         noise_multiplier = noise_multiplier_for_epsilon(
             target,
-            releases=lambda noise: releases_of(mechanism, noise, settings.rounds, sizes=sizes),
+            releases=lambda noise: releases_of(mechanism, noise, settings.rounds),
             delta=settings.privacy.delta,
             accountant=settings.privacy.accountant,
         )

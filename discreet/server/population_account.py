@@ -130,7 +130,7 @@ class PopulationAccount:
         """
         mine = [replace(charge, data_owner=self.run) for charge in charges if charge.guarantee == USER]
         self.require_room(mine)  # what takes time is computed before others have to wait
-        self.ledger.charge_if(lambda spent: self.budget.require_room(spent, mine), mine)
+        self.ledger.charge(mine, allowed=lambda spent: self.budget.require_room(spent, mine))
 
     def position(self) -> LedgerPosition:
         return self.ledger.position()

@@ -15,13 +15,14 @@ from discreet.accounting.events import RDP
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.mechanism import releases_of, terms_of
+from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.privacy.selection import TrialCount, selection_event
 from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
 from discreet.server.privacy_statement import privacy_facts
 from discreet.server.run_folder import RunFolder, read_tensors, write_json, write_tensors
 from discreet.server.state import Outcome
-from discreet.settings.privacy import PLANNED, USER
+from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
@@ -110,14 +111,14 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
 
 
 def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
-    mechanism = plan.mechanism
+    mechanism = server_mechanism(plan.run)
     assert mechanism is not None
     noise_multiplier = terms_of(mechanism).noise_multiplier
     assert noise_multiplier is not None
     planned = releases_of(mechanism, noise_multiplier, plan.run.rounds)
     # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
     rates = plan.run.evaluation.private and plan.run.evaluation.cohort == "same"
-    again = mechanism.event(noise_multiplier, rates=rates, sizes=PLANNED)
+    again = mechanism.event(noise_multiplier, rates=rates)
     return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
 
 

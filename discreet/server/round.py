@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from discreet.accounting.noise_ratio import noise_ratio
-from discreet.mechanisms.mechanism import Kept, KeptInMemory, Released, Round, ServerRelease
-from discreet.mechanisms.sums import Answers, Replies
+from discreet.mechanisms.mechanism import Kept, Released, Round, ServerRelease
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum, Replies
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, in_turn, poisson_cohort
 from discreet.server import server_optimizer
@@ -58,15 +58,6 @@ class CohortSampling:
         return [members[place] for place in chosen if place < len(members)]
 
 
-class AnswerRelease(Protocol):
-    """The release of a cohort's answers of some length to a query: see `discreet.evaluation.answer_sum`."""
-
-    @property
-    def length(self) -> int: ...
-
-    def empty(self) -> Answers: ...
-
-
 @dataclass(frozen=True)
 class RoundSettings:
     """A round's public constants. `release`: the server's part of the mechanism that protects it. `answers`: how the
@@ -77,7 +68,7 @@ class RoundSettings:
     optimizer: ServerOptimizer
     release: ServerRelease
     answers: AnswerRelease | None = None
-    kept: Kept = field(default_factory=KeptInMemory)
+    kept: Kept = field(default_factory=Kept)
     charged: int = 0
 
     def __post_init__(self) -> None:
@@ -86,12 +77,12 @@ class RoundSettings:
 
     def event_of(self, number: int) -> DpEvent | None:
         """The event of round `number`."""
-        return self.release.event_of(number, again=number <= self.charged)
+        return self.release.event_of(number, rates=self.answers is not None, again=number <= self.charged)
 
     def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
         """The facts that the release of the round after `state` needs."""
         facts = state.round, state.params.numel(), state.clip_norm, self.expected_cohort
-        answers = self.answers.empty() if self.answers else None
+        answers = AnswerSum(self.answers) if self.answers else None
         return Round(*facts, source, charge, answers, self.kept, again=state.round < self.charged)
 
 

@@ -40,6 +40,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, LedgerPosition
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
+from discreet.mechanisms.mechanism import Kept
 from discreet.queries.scores import score_columns
 from discreet.server.plan import Plan
 from discreet.server.state import State
@@ -201,8 +202,8 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class RunSecrets:
-    """`discreet.mechanisms.mechanism.Kept` in a run folder, for the server's user alone: with it the noise of releases
+class RunSecrets(Kept):
+    """`Kept` in a run folder, for the server's user alone: with it the noise of releases
     can be taken off. It is removed when the run is over."""
 
     folder: Path

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.evaluation.private_evaluation import EvaluationPlan
-from discreet.mechanisms.mechanism import PlainSum, ServerRelease, expected_cohort, terms_of
+from discreet.mechanisms.mechanism import PlainSum, expected_cohort
 from discreet.mechanisms.mechanism_table import own_noise
+from discreet.mechanisms.sums import AnswerRelease
 from discreet.queries.query import Query
 from discreet.server.plan import Plan
 from discreet.server.round import CohortSampling, RoundSettings
@@ -20,19 +20,16 @@ def cohort_sampling(plan: Plan) -> CohortSampling:
     return CohortSampling(user.sampling, user.probability, user.population_size, user.groups)
 
 
-def round_settings(plan: Plan, *, answers: AnswerNoise | None = None) -> RoundSettings:
+def round_settings(plan: Plan, *, answers: AnswerRelease | None = None) -> RoundSettings:
     """A round's public constants. `answers`: how answers to a query are released, for rounds in which clients also rate
     the model."""
-    release: ServerRelease = PlainSum()
-    if plan.mechanism is not None:
-        release = plan.mechanism.server_release(plan.clip, plan.sizes, rates=answers is not None)
-    return RoundSettings(expected_cohort(plan.run), plan.optimizer, release, answers)
+    return RoundSettings(expected_cohort(plan.run), plan.optimizer, plan.mechanism or PlainSum(), answers)
 
 
-def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerNoise:
+def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerRelease:
     """The noise of a run's server on a sum of answers of so many numbers: on the grid, in float or by secure sum, as on
     updates."""
-    return AnswerNoise(
+    return AnswerRelease(
         length,
         expected_cohort,
         noise_multiplier,
@@ -42,13 +39,13 @@ def server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multi
     )
 
 
-def statistics_noise(plan: Plan, length: int) -> AnswerNoise:
+def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
     """The release of the sum of all clients' answers of `length` numbers about their data."""
     everybody = float(plan.run.user.population_size)
     return server_noise(plan, length, expected_cohort=everybody, noise_multiplier=plan.run.statistics.noise_multiplier)
 
 
-def answers_of(plan: Plan, query: Query) -> AnswerNoise:
+def answers_of(plan: Plan, query: Query) -> AnswerRelease:
     """The release of answers to a query: noised at the server, or by each client."""
     run, own = plan.run, own_noise(plan.run, query.l1_norm)
     noise = server_noise(
@@ -63,8 +60,6 @@ def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
         return None
     event = None
     if plan.mechanism is not None:
-        noise = terms_of(plan.mechanism).noise_multiplier
-        assert noise is not None
-        event = plan.mechanism.event(noise, trains=False, rates=True, sizes=plan.sizes)
+        event = plan.mechanism.event(plan.mechanism.noise_multiplier, trains=False, rates=True)
     answers = answers_of(plan, plan.query)
     return EvaluationPlan(plan.run.evaluation, plan.query, answers, round_settings(plan, answers=answers), event)

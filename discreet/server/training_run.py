@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, Work
 from discreet.queries.query import RATE, TRAIN_AND_RATE
@@ -26,7 +25,7 @@ from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write
 from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
-from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -244,7 +243,7 @@ class TrainingRun:
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         stats.log_failures()
-        notes = clip_notes(self.settings.release.clipping, self._public("fraction_below"), after.clip_norm)
+        notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm)
         for name, note in notes.items():
             if name not in self.warned:
                 logger.warning("%s", self.context.says(note))
@@ -295,21 +294,21 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
     )
 
 
-def clip_notes(user: UserPrivacy | None, shares: Sequence[float], clip_norm: float) -> dict[str, str]:
+def clip_notes(clip: ClipConfig, shares: Sequence[float], clip_norm: float) -> dict[str, str]:
     """Warnings of an adaptive clip norm that lets a model learn little, by what they are about: from the noised shares
     of norms within the clip norm of each round so far, and the clip norm of the next round."""
-    if user is None or not shares:
+    if not shares:
         return {}
-    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, user.clip.target_quantile / 2), {}
+    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, clip.target_quantile / 2), {}
     if len(last) == CUT_ROUNDS and max(last) < least:
         notes["cut"] = (
             f"in {CUT_ROUNDS} rounds in a row a share below {least:g} of the updates was within the clip norm, "
             f"which is {clip_norm:.3g} now: nearly all are cut, and the model learns little. Begin with a larger "
             f"privacy.user.clip.norm, such as {10 * clip_norm:.1g}"
         )
-    if clip_norm >= user.clip.ceiling:
+    if clip_norm >= clip.ceiling:
         notes["ceiling"] = (
-            f"the clip norm has reached privacy.user.clip.max={user.clip.ceiling:g} and grows no further: either noise "
+            f"the clip norm has reached privacy.user.clip.max={clip.ceiling:g} and grows no further: either noise "
             "drives the model, or privacy.user.clip.norm, the first one, was far too small"
         )
     return notes

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from discreet.data.partition import Numbers
-from discreet.evaluation.answer_sum import AnswerNoise
-from discreet.mechanisms.local_noise import LocalPrivacy, release_update
+from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import ServerRelease
-from discreet.mechanisms.sums import PartialReply
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum, PartialReply
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.release import Values, noised_vector
@@ -133,7 +132,7 @@ class _Trainer:
     example_norm: float
     engine: Engine
     release: ServerRelease
-    answers: AnswerNoise | None
+    answers: AnswerRelease | None
     vector: SecureSum | None = None
 
     @property
@@ -153,7 +152,7 @@ class _Trainer:
         part = self._updates(params, work)
         if work.request.work.query:
             assert self.answers is not None
-            total = self.answers.empty()
+            total = AnswerSum(self.answers)
             total.add(self.engine.answers(work.clients, params, _sources(self.seed, work)))
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, client_examples_of
-from discreet.mechanisms.mechanism import AnswerNoise
+from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import (
@@ -54,7 +54,7 @@ class Rating:
 
     query: Query
     model: nn.Module
-    noise: AnswerNoise | None = None
+    noise: OwnNoise | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -155,8 +155,8 @@ def asked_by(session: Session, held: ExitStack) -> Transport:
 
 def vector_of_run(session: Session) -> SecureSum | None:
     """The sum that clients add to under secure aggregation; None without."""
-    mechanism = masked_mechanism(session.plan.run)
-    return None if mechanism is None else mechanism.sum(session.plan.sizes)
+    mechanism = masked_mechanism(session.plan.run, session.plan.sizes)
+    return None if mechanism is None else mechanism.vector
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:

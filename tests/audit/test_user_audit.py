@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.accounting.events import poisson_round_event
 from discreet.audit.canaries import Canaries, draw_canaries
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.data.examples import Task
-from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import seeded_source
 from discreet.server.plan import Plan
 from discreet.server.session import resolve
 from discreet.settings.compose import load_config
 from tests.audit.made import halve_the_noise
+from tests.mechanisms.made import central
 
 EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplier=1")
 
@@ -64,7 +63,7 @@ def test_releases_are_read_from_an_optimizer_with_moments_too() -> None:
 
 
 def asks(canaries: Canaries, *, replaced: bool) -> CanaryTransport:
-    user = UserPrivacy(1.0, poisson_round_event(1.0, noise_multiplier=1.0))
+    user = central(1.0)
     return CanaryTransport(None, canaries, honest=3, user=user, replaced=replaced)
 
 

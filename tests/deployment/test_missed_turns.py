@@ -14,8 +14,8 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.mechanism import KeptInMemory
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
+from discreet.mechanisms.mechanism import Kept
 from discreet.node.nodes import node_client
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn
@@ -102,10 +102,10 @@ def check_round(number: int, ids: list[int], kept: Path, folder: RunFolder) -> D
     assert number == 1 or secrets["keys"][:-1].equal(earlier["keys"])
     there = [each for each in range(len(NODES)) if in_turn(ids[each], number, groups=GROUPS)]
     there = [each for each in there if each != GONE or number not in AWAY]
-    settings = replace(round_settings(plan), kept=KeptInMemory(earlier))
+    settings = replace(round_settings(plan), kept=Kept(earlier))
     replies = [answer(each, ids[each], before, plan.run, number) for each in there]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TurnRelease, "_keys", lambda *_: secrets["keys"])
+        patch.setattr(CorrelatedNoise, "_keys", lambda *_: secrets["keys"])
         found, released = dp_fedavg_round(before, replies, settings, source=secure_source(), charge=charged.append)
     assert found.params.numpy() == pytest.approx(after.params.numpy(), abs=1e-5)
     assert released.total.numpy() == pytest.approx(secrets["total"].numpy(), abs=1e-5)

@@ -178,7 +178,7 @@ def test_a_last_piece_that_the_ledger_refuses_counts_once_if_it_is_tried_again(
     loop.step(*next(batches))
     last = next(batches)
     with monkeypatch.context() as patch:
-        patch.setattr(DurableLedger, "charge_after", lambda *_: (_ for _ in ()).throw(LedgerError("it is locked")))
+        patch.setattr(DurableLedger, "charge", lambda *_, **more: (_ for _ in ()).throw(LedgerError("it is locked")))
         for _ in range(2):
             with pytest.raises(LedgerError, match="locked"):
                 loop.step(*last)

@@ -15,10 +15,10 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from discreet.data.datasets import load_task
-from discreet.evaluation.answer_sum import answer_round
 from discreet.evaluation.private_statistics import ask, with_range
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import releases_of
+from discreet.mechanisms.sums import AnswerSum, answer_round
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
@@ -55,7 +55,7 @@ def mechanism(config: Settings, asked: Query) -> Callable[[Sequence[Client], Ran
         charged: list[object] = []
         # What a client sends is beyond the server's control: it is clipped there once more.
         parts = [TrainReply(1, torch.zeros(0), False, answer=asked.answer(*client).float()) for client in clients]
-        sums = answer_round(parts, how, event=config.statistics.event, source=source, charge=charged.append)
+        sums = answer_round(parts, AnswerSum(how), event=config.statistics.event, source=source, charge=charged.append)
         return sums, charged
 
     return run

@@ -9,8 +9,7 @@ import torch
 from flwr.app import Message
 
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.masking.agreement import Terms
-from discreet.masking.wire import Part, Stage, read_request
+from discreet.masking.wire import Part, Stage, Terms, read_request
 from discreet.protocol.masked_messages import MASKING, read_masking
 from discreet.protocol.simulation_keys import FOLDER
 from discreet.server.run_folder import RunFolder, read_status

@@ -93,7 +93,7 @@ def test_a_charge_has_reached_the_disk_when_it_returns(ledger: DurableLedger, mo
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
     ledger.charge([Charge(4, "user", "", EVENT)])
-    assert ledger.charge_after(ledger.position(), [Charge(4, "example", "1", EVENT)])
+    assert ledger.charge([Charge(4, "example", "1", EVENT)], since=ledger.position())
     assert set(found) <= {("wal", 2), ("wal", 3)}
     assert len(found) >= 2
 

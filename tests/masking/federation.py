@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer, Opened
-from discreet.masking.wire import Stage, join, join_names, read_reply, read_request, split, write_request
+from discreet.masking.wire import Stage, Terms, join, join_names, read_reply, read_request, split, write_request
 
 RUN = "0123456789abcdef" * 2
 Gone = Mapping[Stage, frozenset[str]]

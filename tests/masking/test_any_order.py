@@ -8,9 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from discreet.masking.agreement import Abandoned, MaskingRefused
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.wire import Part, Stage, read_reply, read_request, split_named, write_request
+from discreet.masking.wire import (
+    Abandoned,
+    MaskingRefused,
+    Part,
+    Stage,
+    read_reply,
+    read_request,
+    split_named,
+    write_request,
+)
 from tests.masking.federation import altered, federation, lists, terms_of
 
 NAMES = [f"node-{number:02d}" for number in range(4)]

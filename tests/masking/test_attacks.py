@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from discreet.masking.agreement import MaskingRefused
 from discreet.masking.identity import Identity
 from discreet.masking.server import Exchange
 from discreet.masking.signed_keys import place_of, read_keys, sign_keys
 from discreet.masking.store import FolderStore
-from discreet.masking.wire import Part, Stage, join, join_named, read_request, split_named, write_request
+from discreet.masking.wire import (
+    MaskingRefused,
+    Part,
+    Stage,
+    join,
+    join_named,
+    read_request,
+    split_named,
+    write_request,
+)
 from tests.masking.federation import Federation, MemoryStore, altered, body_of, federation, lists, terms_of
 
 NAMES = tuple(f"node-{number:02d}" for number in range(5))

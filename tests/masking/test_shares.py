@@ -7,12 +7,19 @@ import os
 
 import pytest
 
-from discreet.masking.agreement import Abandoned
-from discreet.masking.masks import public_key
+from discreet.masking.masks import combine, public_key, route, seal, split_secret, unseal
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.shares import combine, route, seal, split_secret, unseal
 from discreet.masking.signed_keys import read_keys
-from discreet.masking.wire import MalformedBytes, Stage, join, join_named, read_reply, split_named, write_reply
+from discreet.masking.wire import (
+    Abandoned,
+    MalformedBytes,
+    Stage,
+    join,
+    join_named,
+    read_reply,
+    split_named,
+    write_reply,
+)
 from tests.masking.federation import Federation, federation, terms_of
 
 

@@ -9,9 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from discreet.masking.agreement import MaskingRefused
 from discreet.masking.store import FolderStore, NodeState, read_state
-from discreet.masking.wire import MalformedBytes, Stage, digest
+from discreet.masking.wire import MalformedBytes, MaskingRefused, Stage, digest
 from tests.masking.federation import RUN, Federation, federation, terms_of
 
 ME = "node-00"

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.masking.agreement import Abandoned, Terms
 from discreet.masking.server import Exchange
-from discreet.masking.wire import Stage
+from discreet.masking.wire import Abandoned, Stage, Terms
 from tests.masking.federation import Federation, Gone, federation, terms_of
 
 BEFORE_CONFIRM = (Stage.KEYS, Stage.SHARES, Stage.MASKED)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.masking.agreement import MaskingRefused
 from discreet.masking.wire import (
     MalformedBytes,
+    MaskingRefused,
     Stage,
     join,
     join_named,

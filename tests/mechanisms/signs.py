@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.mechanism import NOT_COVERED, Released, Round, ServerMechanism, ServerRelease, Statement
+from discreet.mechanisms.mechanism import CLIP, NOT_COVERED, Released, Round, ServerMechanism, Statement
 from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, take_all
 from discreet.privacy.mechanisms import Gaussian
 from discreet.settings.client_settings import ClientSettings
@@ -28,6 +28,8 @@ class Signs(ServerMechanism):
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
     run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
     deciding: ClassVar[tuple[str, ...]] = ("privacy.user.noise_multiplier",)
     fixed_norm: ClassVar[str] = "the norm of a vector of signs"
@@ -43,20 +45,29 @@ class Signs(ServerMechanism):
             not_covered=(*NOT_COVERED, "who took part in a round, and how many replied"),
         )
 
-    def event(
-        self, noise_multiplier: float, *, trains: bool = True, rates: bool = False, sizes: Sizes = PLANNED
-    ) -> DpEvent:
-        return poisson_round_event(self.run.user.probability, noise_multiplier=noise_multiplier)
+    @property
+    def sum_noise(self) -> float:
+        return self.noise_multiplier
 
-    def server_release(self, clip: ClipConfig, sizes: Sizes = PLANNED, *, rates: bool = False) -> SignRelease:
-        return SignRelease(self.noise_in_sum, self.event(self.noise_in_sum), math.sqrt(sizes.num_params))
+    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
+        return poisson_round_event(self.run.user.probability, noise_multiplier=noise_multiplier)
 
     def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
         return updates.sign(), torch.zeros(len(updates), dtype=torch.bool)
 
-    @property
-    def noise_in_sum(self) -> float:
-        return self.run.user.noise_multiplier or 0.0
+    def norm(self, clip_norm: float) -> float:
+        return math.sqrt(self.sizes.num_params)
+
+    def empty(self, num_params: int, clip_norm: float) -> Any:
+        return SignSum(num_params)
+
+    def release(self, replies: Replies, at: Round) -> Released:
+        """Gaussian noise of standard deviation z * sqrt(num_params) on the sum of signs."""
+        total = SignSum(at.num_params)
+        take_all(replies, total, None)
+        at.charge(self.event(self.noise_multiplier))
+        noised = total.sum.clipped.noised(Gaussian(self.noise_multiplier), at.source.child("update"))
+        return Released(noised, at.clip_norm, None, total.sum.replies)
 
 
 class SignSum:
@@ -76,29 +87,3 @@ class SignSum:
 
     def part(self) -> PartialReply:
         return self.sum.part()
-
-
-@dataclass(frozen=True)
-class SignRelease(ServerRelease):
-    """The server's release: Gaussian noise of standard deviation z * sqrt(num_params) on the sum of signs."""
-
-    z: float
-    event: DpEvent
-    length: float
-
-    @property
-    def sum_noise(self) -> float:
-        return self.z
-
-    def norm(self, clip_norm: float) -> float:
-        return self.length
-
-    def empty(self, num_params: int, clip_norm: float) -> Any:
-        return SignSum(num_params)
-
-    def release(self, replies: Replies, at: Round) -> Released:
-        total = SignSum(at.num_params)
-        take_all(replies, total, None)
-        at.charge(self.event)
-        noised = total.sum.clipped.noised(Gaussian(self.z), at.source.child("update"))
-        return Released(noised, at.clip_norm, None, total.sum.replies)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent
 from torch import Tensor
 
 from discreet.accounting.correlation import Turns
@@ -23,8 +22,8 @@ from discreet.audit.verdict import judge
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms import correlated_noise
-from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.mechanism import KeptInMemory, Round
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
+from discreet.mechanisms.mechanism import Kept, Round
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
@@ -42,6 +41,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import InProcessTransport, simulate
 from tests.command import report
+from tests.mechanisms.made import turns
 from tests.simulation.crash import BEFORE_SECRETS, POINTS, crash
 
 TURNS = (
@@ -61,12 +61,11 @@ def run(folder: Path, *words: str, **given: Any) -> State:
 
 def release(
     noise_multiplier: float = 2.0, *, kind: str = "bsr", bandwidth: int = 3, rounds: int = ROUNDS
-) -> TurnRelease:
-    event = GaussianDpEvent(noise_multiplier)
-    return TurnRelease(event, noise_multiplier, Turns(kind, bandwidth, GROUPS, rounds))
+) -> CorrelatedNoise:
+    return turns(noise_multiplier, kind, bandwidth, groups=GROUPS, rounds=rounds)
 
 
-def at(number: int, kept: KeptInMemory, charge: Callable[..., None] = lambda _: None, size: int = 4) -> Round:
+def at(number: int, kept: Kept, charge: Callable[..., None] = lambda _: None, size: int = 4) -> Round:
     return Round(number, size, 0.5, 5.0, seeded_source(7919).child(number), charge, kept=kept)
 
 
@@ -74,8 +73,8 @@ def reply(value: float, client: int = -1, size: int = 4) -> TrainReply:
     return TrainReply(1, torch.full((size,), value), below=True, client=client)
 
 
-def released(how: TurnRelease, rounds: list[list[TrainReply]], kept: KeptInMemory | None = None) -> list[Tensor]:
-    kept = kept or KeptInMemory()
+def released(how: CorrelatedNoise, rounds: list[list[TrainReply]], kept: Kept | None = None) -> list[Tensor]:
+    kept = kept or Kept()
     return [how.release(replies, at(number, kept)).total for number, replies in enumerate(rounds)]
 
 
@@ -136,7 +135,7 @@ def test_a_pass_over_earlier_blocks_changes_no_bit(kind: str, monkeypatch: pytes
 def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> None:
     happened = list[str]()
 
-    class Disk(KeptInMemory):
+    class Disk(Kept):
         def save(self, tensors: Mapping[str, Tensor]) -> None:
             happened.append("saved")
             super().save(tensors)
@@ -152,7 +151,7 @@ def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> 
 
 @pytest.mark.parametrize(("number", "rounds"), [(2, 1), (3, 0), (1, 3)])
 def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rounds: int) -> None:
-    kept = KeptInMemory()
+    kept = Kept()
     released(release(), [[]] * rounds, kept)
     with pytest.raises(LedgerError, match="the keys of the noise are those after round"):
         release().release(iter([reply(1.0)]), at(number, kept))

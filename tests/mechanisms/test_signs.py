@@ -16,6 +16,7 @@ from discreet.accounting.events import poisson_round_event
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
 from discreet.cli.main import main
+from discreet.mechanisms.mechanism import CLIP
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.privacy.randomness import RandomSource
@@ -26,10 +27,12 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
+from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError, write_json
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate
-from tests.mechanisms.signs import SignRelease
+from tests.mechanisms.made import run_of
+from tests.mechanisms.signs import Signs
 from tests.replay import replay
 
 NAME, Z, SIZE = "tests.mechanisms.signs:Signs", 1.3, 5
@@ -49,7 +52,7 @@ def run(folder: Path, *words: str) -> tuple[RunFolder, State]:
 
 
 def rounds(updates: list[Tensor], source: RandomSource) -> list[object]:
-    release = SignRelease(Z, poisson_round_event(1.0, noise_multiplier=Z), math.sqrt(SIZE))
+    release = Signs(run_of(Z), CLIP, Sizes(SIZE))
     state, how = initial_state(torch.zeros(SIZE), clip_norm=1.0), RoundSettings(4.0, ServerSGD(), release)
     replies = [TrainReply(1, update, below=False) for update in updates]
     state, metrics = dp_fedavg_round(state, replies, how, source=source, charge=lambda _: None)
@@ -110,8 +113,8 @@ def test_report_reads_its_run(tmp_path: Path) -> None:
 def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("sampling.kind=everyone", "privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")
     assert not judge(experiment_of(config(*words), Asked(canaries=400))).refuted
-    real = SignRelease.release
-    monkeypatch.setattr(SignRelease, "release", lambda self, *given: real(replace(self, z=0.5), *given))
+    half, real = Signs(run_of(0.5), CLIP, Sizes(650)), Signs.release
+    monkeypatch.setattr(Signs, "release", lambda self, *given: real(half, *given))
     assert judge(experiment_of(config(*words), Asked(canaries=400))).refuted
 
 

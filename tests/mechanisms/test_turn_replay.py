@@ -12,14 +12,14 @@ import torch
 from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor
 
-from discreet.accounting.correlation import Turns
-from discreet.mechanisms.correlated_noise import TurnRelease
-from discreet.mechanisms.mechanism import KeptInMemory
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
+from discreet.mechanisms.mechanism import Kept
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
+from tests.mechanisms.made import turns as made
 from tests.replay import Replay, replay
 
 C, Z, GROUPS, ROUNDS, SIZE = 0.5, 1.3, 3, 8, 3
@@ -49,7 +49,7 @@ class Charges:
 
 
 def whole_run(
-    how: TurnRelease, charges: Charges, again: range = range(0)
+    how: CorrelatedNoise, charges: Charges, again: range = range(0)
 ) -> Callable[[Sent, RandomSource], list[object]]:
     """A run: of what clients send to what leaves, but the number of replies. Old files have it make the rounds `again`,
     from the last one that is not among them on, before it goes on."""
@@ -61,7 +61,7 @@ def whole_run(
         for number in [*range(1, again.stop), *again, *range(max(1, again.stop), ROUNDS + 1)]:
             if files[number - 1 :]:
                 (state, kept), source = files[number - 1], source.child("another")
-                settings = replace(settings, kept=KeptInMemory(kept), charged=again.stop - 1)
+                settings = replace(settings, kept=Kept(kept), charged=again.stop - 1)
                 del files[number - 1 :]
             files.append((state, settings.kept.load()))
             replies = [TrainReply(number, update, False, client=each) for each, update in sent[number].items()]
@@ -81,13 +81,13 @@ def runs_of(update: Tensor, client: int = 3, turns: tuple[int, ...] = (1, 4, 7))
     return both, other
 
 
-def found_in(how: TurnRelease, *neighbours: Sent, again: range = range(0)) -> tuple[Replay, Charges]:
+def found_in(how: CorrelatedNoise, *neighbours: Sent, again: range = range(0)) -> tuple[Replay, Charges]:
     charges = Charges([])
     return replay(whole_run(how, charges, again), *neighbours), charges
 
 
-def release(kind: str = "bsr", bandwidth: int = 3) -> TurnRelease:
-    return TurnRelease(GaussianDpEvent(Z), Z, Turns(kind, bandwidth, GROUPS, ROUNDS))
+def release(kind: str = "bsr", bandwidth: int = 3) -> CorrelatedNoise:
+    return made(Z, kind, bandwidth, groups=GROUPS, rounds=ROUNDS)
 
 
 @pytest.mark.parametrize(("kind", "bandwidth"), KINDS)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples
 from discreet.evaluation.predictions import named_parameters_of
-from discreet.mechanisms.local_noise import LocalPrivacy, release_step
+from discreet.mechanisms.client_noise import LocalPrivacy
+from discreet.mechanisms.local_noise import release_step
 from discreet.models.model_check import check_model
 from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
 from discreet.node import nodes

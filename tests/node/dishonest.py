@@ -10,9 +10,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from discreet.flower.server_messages import encode_request, parameters_record, read_masking_reply
-from discreet.masking.agreement import Terms
 from discreet.masking.server import Exchange, MaskingServer, Opened
-from discreet.masking.wire import Part, Stage, read_request, write_request
+from discreet.masking.wire import Part, Stage, Terms, read_request, write_request
 from discreet.mechanisms.masked_gaussian import MaskedGaussian
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.models.models import flatten_parameters
@@ -52,7 +51,8 @@ class Told:
     @property
     def terms(self) -> Terms:
         size = flatten_parameters(model_of(self.run.model, shape_of(self.run))).numel() if self.arrays is None else SIZE
-        return terms_of(RUN, self.run, (masked_mechanism(self.run) or MaskedGaussian(self.run)).sum(Sizes(size)))
+        sums = masked_mechanism(self.run, Sizes(size)) or MaskedGaussian(self.run, sizes=Sizes(size))
+        return terms_of(RUN, self.run, sums.vector)
 
     @property
     def request(self) -> TrainRequest:

@@ -14,10 +14,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from discreet.masking.agreement import Abandoned
 from discreet.masking.identity import Identity
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.wire import Stage, join_named, split_named
+from discreet.masking.wire import Abandoned, Stage, join_named, split_named
 from tests.masking.federation import altered, body_of
 from tests.node.dishonest import NAMES, Dishonest, NotGiven, Told, server_of
 

@@ -53,10 +53,10 @@ def test_the_charge_is_on_disk_before_any_work_is_done(
 
 
 def test_a_charge_that_fails_lets_nothing_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> bool:
+    def full(*_: object, **__: object) -> bool:
         raise LedgerError("the disk is full")
 
-    monkeypatch.setattr(DurableLedger, "charge_after", full)
+    monkeypatch.setattr(DurableLedger, "charge", full)
     with pytest.raises(LedgerError):
         work(client(examples(9), tmp_path / "ledger.db"), config(*EXAMPLE))
 

@@ -11,7 +11,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update, round_privacy
+from discreet.mechanisms.client_noise import LocalPrivacy, release_update
+from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.node.account import Refused
 from discreet.node.client import Client
 from discreet.privacy.randomness import seeded_source

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.masking.agreement import MaskingRefused
 from discreet.masking.store import FolderStore, read_state
-from discreet.masking.wire import Stage
+from discreet.masking.wire import MaskingRefused, Stage
 from discreet.node.secure_aggregation import FORGOTTEN_SECONDS, forget
 from tests.masking.federation import RUN, Federation, federation, terms_of
 

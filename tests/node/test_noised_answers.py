@@ -16,8 +16,9 @@ from scipy import stats
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
-from discreet.mechanisms.local_dp_sgd import OwnNoise, local_settings
-from discreet.mechanisms.local_noise import LocalAnswerNoise, round_privacy
+from discreet.mechanisms.client_noise import OwnNoise
+from discreet.mechanisms.local_dp_sgd import local_settings
+from discreet.mechanisms.local_noise import round_privacy
 from discreet.mechanisms.mechanism import Unreachable
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Refused
@@ -69,9 +70,9 @@ def query(*names: str, shape: TaskShape = THREE) -> Query:
     return Query(metric_blocks(names, shape))
 
 
-def local_noise(kind: str, asked: Query, *words: str) -> LocalAnswerNoise:
+def local_noise(kind: str, asked: Query, *words: str) -> OwnNoise:
     noise = own_noise(settings(kind, *words), asked.l1_norm)
-    assert isinstance(noise, LocalAnswerNoise)
+    assert noise is not None
     return noise
 
 
@@ -110,10 +111,11 @@ def test_no_answer_passes_the_l1_norm_that_laplace_noise_is_drawn_for(kind: str,
         assert float(asked.answer(outputs, targets).abs().sum()) <= asked.l1_norm + 1e-12
 
 
-@pytest.mark.parametrize("draws", [1, 4])
-@pytest.mark.parametrize("held_out", [1, 7])
-def test_the_noise_is_for_one_of_the_held_out_examples(held_out: int, draws: int) -> None:
-    sent = OwnNoise(Z, draws).noised(torch.zeros(4000), held_out, seeded_source(48611))
+@pytest.mark.parametrize(("held_out", "noise"), [(1, "float"), (7, "secure_sum")])
+def test_the_noise_is_for_one_of_the_held_out_examples(held_out: int, noise: str) -> None:
+    sent = local_noise("example", query("accuracy"), f"privacy.noise={noise}").noised(
+        torch.zeros(4000), held_out, seeded_source(48611)
+    )
     stddev = Z / held_out
     assert not rejects_gaussian(sent[:-1], stddev)
     assert rejects_gaussian(sent[:-1], 0.9 * stddev)
@@ -139,7 +141,8 @@ def test_a_client_that_holds_nothing_out_sends_noise_as_the_others_do_at_local_l
     nothing, some = (noise.noised(torch.zeros(300), count, seeded_source(7757)) for count in (0, 9))
     assert nothing.tolist() == some.tolist()
     assert nothing[:-1].std() > Z
-    assert OwnNoise(Z).noised(torch.ones(2), 0, seeded_source(1)).tolist() == [0.0, 0.0, 0.0]
+    of_example = local_noise("example", query("accuracy"))
+    assert of_example.noised(torch.ones(2), 0, seeded_source(1)).tolist() == [0.0, 0.0, 0.0]
 
 
 @levels
@@ -257,6 +260,6 @@ def test_a_target_or_a_total_that_the_ratings_alone_pass_is_refused() -> None:
 def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[str]) -> None:
     asked, cohort = query(*names), config(*LEVELS[kind], *RATED, "data.num_clients=16", "sampling.kind=everyone")
     noise = own_noise(client_settings(cohort), asked.l1_norm)
-    assert isinstance(noise, LocalAnswerNoise)
+    assert noise is not None
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
     assert answers_of(plan_of(cohort), asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)

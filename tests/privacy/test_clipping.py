@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from discreet.privacy import clipping
-from discreet.privacy.clipping import LARGEST_TILE, ClippedSum, GridSum, clip_by_norm, clip_factors, clip_to_grid
+from discreet.privacy.clipping import ClippedSum, clip_by_norm, clip_factors, clip_to_grid
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import seeded_source
@@ -54,9 +54,9 @@ def test_a_row_whose_norm_was_off_by_a_millionth_ends_within_the_clip_norm(
     assert bool((factors[exact <= clip_norm * (1 - 4e-6)] == 1).all()) or clip_norm == 0
 
 
-def summed(kind: str, rows: torch.Tensor, clip_norm: float) -> ClippedSum | GridSum:
+def summed(kind: str, rows: torch.Tensor, clip_norm: float) -> ClippedSum:
     size = rows.shape[1]
-    total = ClippedSum(size, clip_norm) if kind == "float" else GridSum(size, clip_norm, grid=grid_for(clip_norm, size))
+    total = ClippedSum(size, clip_norm, grid=grid_for(clip_norm, size) if kind == "grid" else None)
     total.add(rows)
     return total
 
@@ -84,7 +84,7 @@ def test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped(excess: int)
 
 
 @pytest.mark.parametrize("excess", [1e-12, 1e-6, 1e-4])
-@pytest.mark.parametrize("size", [3, LARGEST_TILE + 3])
+@pytest.mark.parametrize("size", [3, clipping.CHUNK + 3])
 def test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum(size: int, excess: float) -> None:
     row = torch.zeros(1, size, dtype=torch.float64)
     row[0, 1] = 0.3 * (1 + excess)
@@ -114,7 +114,6 @@ def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch
     rows[1, 7] = torch.nan
     at_once = summed(kind, rows, 2.0).total
     monkeypatch.setattr(clipping, "CHUNK", 64)
-    monkeypatch.setattr(clipping, "LARGEST_TILE", 128)
     assert torch.allclose(summed(kind, rows, 2.0).total, at_once, atol=2.0 / 1000)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from discreet.privacy.clipping import ClippedSum, GridSum, clip_by_norm, clip_to_grid
+from discreet.privacy.clipping import ClippedSum, clip_by_norm, clip_to_grid
 from discreet.privacy.discrete_gaussian import LARGEST_VARIANCE, discrete_gaussian
 from discreet.privacy.grid import LARGEST_SCALE, Grid, grid_for, grid_slack
 from discreet.privacy.mechanisms import Gaussian, Laplace, analytic_gaussian_noise_multiplier
@@ -22,7 +22,7 @@ SOURCE, GRID, ROW = seeded_source(1193), Grid(0.5), torch.zeros(1, 2)
 MECHANISMS = (Gaussian(1.0), Laplace(1.0))
 NOISES = tuple(mechanism.add_noise for mechanism in MECHANISMS)
 DRAWS = (SOURCE.words, SOURCE.uniform, SOURCE.normal, SOURCE.laplace, SOURCE.permutation)
-SUMS = (ClippedSum(3, 1.0), GridSum(3, 1.0, grid=GRID))
+SUMS = (ClippedSum(3, 1.0), ClippedSum(3, 1.0, grid=GRID))
 
 
 def quantile(**given: float) -> QuantileEstimator:

@@ -8,8 +8,6 @@ import torch
 from dp_accounting import DpEvent
 from scipy import stats
 
-from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
@@ -19,6 +17,7 @@ from discreet.server.server_optimizer import ServerSGD
 from discreet.server.session import resolve
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
+from tests.mechanisms.made import central
 
 SIZE = 20_000
 
@@ -26,8 +25,7 @@ SIZE = 20_000
 def settings(
     noise_multiplier: float = 1.0, *, cohort: float = 10.0, count_stddev: float | None = 5.0, on_grid: bool = False
 ) -> RoundSettings:
-    event = poisson_round_event(0.5, noise_multiplier=noise_multiplier)
-    user = UserPrivacy(noise_multiplier, event, count_stddev, on_grid=on_grid)
+    user = central(noise_multiplier, count_stddev, "grid" if on_grid else "float", probability=0.5)
     return RoundSettings(cohort, ServerSGD(), user)
 
 

@@ -18,8 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import discreet
-from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.mechanism import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
@@ -30,6 +28,7 @@ from discreet.server.server_optimizer import ServerAdam, ServerOptimizer, Server
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
+from tests.mechanisms.made import central
 
 SIZE, CLIENTS, ROUNDS = 40, 3, 6
 NOBODY = cast(Grid, None)
@@ -124,7 +123,7 @@ def test_a_run_of_an_older_release_goes_on_with_sgd(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ours", [ServerSGD(momentum=0.9, shrink_with_noise=True), ServerAdam(), ServerYogi()], ids=str)
 def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: ServerOptimizer) -> None:
     # An update split among two clients in other ways gives the same sum, the same noise, and so the same model.
-    user = UserPrivacy(1.0, poisson_round_event(0.5, noise_multiplier=1.0))
+    user = central(1.0, probability=0.5)
     how, ends = RoundSettings(4.0, ours, user), []
     for shares in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
         state = initial_state(torch.zeros(2), clip_norm=8.0)

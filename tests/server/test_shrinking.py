@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
+from tests.mechanisms.made import central
 
 SIZE, C, Z, COHORT = 20_000, 0.5, 2.0, 10.0
-PRIVATE = UserPrivacy(Z, poisson_round_event(1.0, noise_multiplier=Z))
+PRIVATE = central(Z)
 SHRINKING = RoundSettings(COHORT, ServerSGD(momentum=0.8, shrink_with_noise=True), PRIVATE)
 
 

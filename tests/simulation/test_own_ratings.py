@@ -13,10 +13,10 @@ from dp_accounting.pld import PLDAccountant
 
 from discreet.accounting.accounting import pure_epsilon
 from discreet.data.examples import TaskShape
-from discreet.evaluation.answer_sum import AnswerNoise
 from discreet.evaluation.private_evaluation import EvaluationPlan
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.local_dp_sgd import OwnNoise
+from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.metric_answers import metric_blocks
@@ -79,14 +79,18 @@ def test_a_crash_before_a_rating_is_written_does_not_forget_what_it_cost(
     assert run(tmp_path / "run", "resume=true").read_metrics()[-1]["accuracy"] is not None
 
 
+def own_noise(z: float) -> OwnNoise:
+    return OwnNoise(LocalPrivacy("gaussian", 1.0, z), of_examples=True)
+
+
 def test_ratings_are_within_two_standard_errors_in_19_of_20_draws() -> None:
     draw = torch.Generator().manual_seed(10357)
     shares, sizes = torch.rand(40, generator=draw).double(), torch.randint(5, 60, (40,), generator=draw).tolist()
     exact, within = float(shares.mean()), 0
     for seed in range(200):
-        total, source = AnswerNoise(1, 40.0, 4.0, own=OwnNoise(4.0)).empty(), seeded_source(seed)
+        total, source = AnswerSum(AnswerRelease(1, 40.0, 4.0, own=own_noise(4.0))), seeded_source(seed)
         for row, size in enumerate(sizes):
-            sent = OwnNoise(4.0).noised(2 * (shares[row : row + 1] - 0.5), size, source.child(row))
+            sent = own_noise(4.0).noised(2 * (shares[row : row + 1] - 0.5), size, source.child(row))
             total.take(TrainReply(1, torch.zeros(1), below=True, answer=sent))
         found = ACCURACY.read(total.released(source))["accuracy"]
         within += abs(found.value - exact) <= 2 * found.standard_error
@@ -102,7 +106,7 @@ WRONG = {
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG.keys())
 def test_an_answer_that_can_not_be_one_adds_zero(answer: torch.Tensor) -> None:
-    total = AnswerNoise(1, 2.0, 1.0, own=OwnNoise(1.0)).empty()
+    total = AnswerSum(AnswerRelease(1, 2.0, 1.0, own=own_noise(1.0)))
     total.add(torch.stack([torch.tensor([0.25, 4.0]), answer]))
     assert total.part() == (0.25, 4.0)
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.masking.agreement import Terms
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer
+from discreet.masking.wire import Terms
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureSum

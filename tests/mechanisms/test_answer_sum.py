@@ -10,22 +10,22 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
-from discreet.evaluation.answer_sum import AnswerNoise, AnswerSum, answer_round
-from discreet.mechanisms.central_gaussian import UserPrivacy
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum, answer_round
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
+from tests.mechanisms.made import central
 from tests.node.clients import rejects_gaussian
 from tests.replay import replay
 
 Z, Z_ANSWERS, C = 1.3, 6.0, 0.5
 JOINED = poisson_round_event(1.0, noise_multiplier=joined_noise_multiplier(Z, Z_ANSWERS))
 NOISES = {
-    "float": AnswerNoise(2, 5.0, Z_ANSWERS),
-    "grid": AnswerNoise(2, 5.0, Z_ANSWERS, on_grid=True),
-    "secure sum": AnswerNoise(2, 5.0, Z_ANSWERS, draws=4),
+    "float": AnswerRelease(2, 5.0, Z_ANSWERS),
+    "grid": AnswerRelease(2, 5.0, Z_ANSWERS, on_grid=True),
+    "secure sum": AnswerRelease(2, 5.0, Z_ANSWERS, draws=4),
 }
 noises = pytest.mark.parametrize("how", NOISES.values(), ids=NOISES.keys())
 ANSWERS = {
@@ -38,12 +38,12 @@ ANSWERS = {
 OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True, answer=torch.tensor([0.5, 0.5]))]
 
 
-def release(how: AnswerNoise, updates: list[TrainReply], source: RandomSource) -> object:
-    return answer_round(updates, how, event=JOINED, source=source, charge=lambda _: None)
+def release(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
+    return answer_round(updates, AnswerSum(how), event=JOINED, source=source, charge=lambda _: None)
 
 
-def joined(how: AnswerNoise, updates: list[TrainReply], source: RandomSource) -> object:
-    user = UserPrivacy(Z, JOINED, count_stddev=4.0, on_grid=how.on_grid, draws=how.draws)
+def joined(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
+    user = central(Z, 4.0, "grid" if how.on_grid else "secure_sum" if how.draws > 1 else "float")
     settings = RoundSettings(5.0, ServerSGD(), user, how)
     state = initial_state(torch.zeros(3), clip_norm=C)
     state, metrics = dp_fedavg_round(state, updates, settings, source=source, charge=lambda _: None)
@@ -53,7 +53,7 @@ def joined(how: AnswerNoise, updates: list[TrainReply], source: RandomSource) ->
 @noises
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 def test_one_client_more_or_less_moves_the_sum_of_answers_by_at_most_one(
-    how: AnswerNoise, answer: Tensor | None
+    how: AnswerRelease, answer: Tensor | None
 ) -> None:
     with_it = [*OTHERS, TrainReply(1, torch.zeros(3), below=True, answer=answer)]
     for pair in ((with_it, OTHERS), (OTHERS, with_it)):
@@ -63,7 +63,7 @@ def test_one_client_more_or_less_moves_the_sum_of_answers_by_at_most_one(
 
 
 @noises
-def test_update_bits_and_answer_of_the_worst_client_cost_exactly_the_joined_event(how: AnswerNoise) -> None:
+def test_update_bits_and_answer_of_the_worst_client_cost_exactly_the_joined_event(how: AnswerRelease) -> None:
     worst = TrainReply(1, torch.full((3,), 1e30), below=False, answer=torch.tensor([1e30, 0.0]))
     found = replay(lambda updates, source: joined(how, updates, source), [*OTHERS, worst], OTHERS)
     assert found.faults == ()
@@ -73,8 +73,8 @@ def test_update_bits_and_answer_of_the_worst_client_cost_exactly_the_joined_even
 
 
 @noises
-def test_the_noise_on_the_sum_has_its_standard_deviation(how: AnswerNoise) -> None:
-    many = AnswerNoise(4000, 5.0, Z_ANSWERS, how.draws, how.on_grid)
+def test_the_noise_on_the_sum_has_its_standard_deviation(how: AnswerRelease) -> None:
+    many = AnswerRelease(4000, 5.0, Z_ANSWERS, how.draws, how.on_grid)
     drawn = torch.tensor(AnswerSum(many).released(seeded_source(71917)).values)
     assert not rejects_gaussian(drawn, Z_ANSWERS)
     assert rejects_gaussian(drawn, 0.9 * Z_ANSWERS)
@@ -90,16 +90,16 @@ def test_the_ledger_is_charged_before_anything_is_noised() -> None:
             raise AssertionError("noise was drawn")
 
     with pytest.raises(OSError, match="the disk is full"):
-        answer_round(OTHERS, NOISES["grid"], event=JOINED, source=Unused(), charge=charge)  # type: ignore[arg-type]
+        answer_round(OTHERS, AnswerSum(NOISES["grid"]), event=JOINED, source=Unused(), charge=charge)  # type: ignore[arg-type]
 
 
 @noises
-def test_parts_add_up_to_the_sum_of_all(how: AnswerNoise) -> None:
+def test_parts_add_up_to_the_sum_of_all(how: AnswerRelease) -> None:
     rows = torch.tensor([[0.1, 0.2], [0.9, -0.3], [5.0, 0.0]])
     whole, first = AnswerSum(how), AnswerSum(how)
     whole.add(rows)
     first.add(rows[:2])
     second = AnswerSum(how)
     second.take(TrainReply(1, torch.zeros(1), below=True, answer=rows[2]))
-    second._values.add_(torch.tensor(first.part(), dtype=second._values.dtype))
+    second.rows.values.add_(torch.tensor(first.part(), dtype=second.rows.values.dtype))
     assert second.part() == pytest.approx(whole.part())
