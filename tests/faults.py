@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault(
         "a choice among trials costs as much as one of them",
-        "discreet.server.private_selection:selection_event",
+        "discreet.simulation.tuning:selection_event",
         lambda real: lambda spent, *, trials: real(spent, trials=replace(trials, mean=1.0)),
         "cli/test_tune.py::test_the_cost_is_the_published_one",
     ),
