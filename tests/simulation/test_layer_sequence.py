@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from discreet.simulation.client_examples import Batch
-from discreet.simulation.layer_sequence import sequence_of
-from discreet.simulation.parameter_layout import layout_of
+from discreet.simulation.layer_sequence import ParameterLayout, sequence_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
@@ -93,7 +92,7 @@ def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> Non
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_training_a_stack_leaves_the_servers_parameters_alone(count: int) -> None:
-    layout, params = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(8.0)
+    layout, params = ParameterLayout((((2, 3), (1, 0)), ((2,), (0,)))), torch.arange(8.0)
     for values in layout.copies(params, count):
         values.add_(1.0)
     assert torch.equal(params, torch.arange(8.0))
