@@ -31,7 +31,7 @@ logger = logging.getLogger("discreet")
 
 
 class RayWorkers(Generic[Work]):
-    """Works as `discreet.simulation.workers.ForkedWorkers` does, on a cluster. Results of an exact trainer come as
+    """Works as `discreet.simulation.workers.LocalWorkers` does, on a cluster. Results of an exact trainer come as
     they are done, others in the order of the work, so that a seed gives the same last bits each time.
 
     Args:

@@ -29,7 +29,7 @@ from discreet.server.state import Outcome, State
 from discreet.server.transport import Failure, RoundAbandoned, Transport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.simulation.in_process import InProcessTransport, InTheClear, simulate, vector_of_run
+from discreet.simulation.in_process import InProcessTransport, InTheClear, masked_vector, simulate
 from tests.masking.federation import MemoryStore
 
 NODES, DROPOUTS = 5, 1
@@ -112,7 +112,7 @@ def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
     config = load_config([*SECURE, *words, f"output_dir={folder}"])
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        vector = vector_of_run(session)
+        vector = masked_vector(session.plan)
         assert vector is not None
         inner = Losing(InProcessTransport(session.plan, str(folder), vector), {2: {3}})
         made = kind(inner, vector) if kind is Masked else kind(inner, vector, NODES - DROPOUTS)
@@ -209,7 +209,7 @@ class Fragile:
 
 
 def fragile(session: Session, **how: int) -> Fragile:
-    vector = vector_of_run(session)
+    vector = masked_vector(session.plan)
     assert vector is not None
     inner = InProcessTransport(session.plan, str(session.folder.path), vector)
     return Fragile(InTheClear(inner, vector, NODES - DROPOUTS), **how)
@@ -238,7 +238,7 @@ def test_a_round_that_is_abandoned_three_times_ends_the_run_well(tmp_path: Path)
 def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -> None:
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
-        vector = vector_of_run(session)
+        vector = masked_vector(session.plan)
         assert vector is not None
         inner = Losing(InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}})
         clear, params = InTheClear(inner, vector, NODES - DROPOUTS), session.context.state.params

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.simulation.workers import ForkedWorkers, NoWorkers, Workers, can_fork
+from discreet.simulation.workers import LocalWorkers, Workers, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
@@ -31,8 +31,7 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> P
 
 
 def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
-    train = partial(scaled, offset=0.5)
-    return ForkedWorkers(train, count=count, num_params=2) if forked else NoWorkers(train)
+    return LocalWorkers(partial(scaled, offset=0.5), count=count, num_params=2, sum_length=2, forks=forked)
 
 
 @pytest.mark.parametrize("forked", KINDS)
@@ -66,7 +65,7 @@ def test_what_fails_is_raised_and_the_next_round_starts_anew(forked: bool) -> No
 
 @pytest.mark.skipif(not can_fork(), reason="needs Linux")
 def test_a_killed_worker_is_said() -> None:
-    each: Workers[int] = ForkedWorkers(_killed, count=1, num_params=2)
+    each: Workers[int] = LocalWorkers(_killed, count=1, num_params=2, sum_length=2)
     try:
         each.begin(START)
         with pytest.raises(RuntimeError, match="a worker process of the simulation was killed"):
@@ -83,12 +82,12 @@ def _killed(params: Tensor, work: int) -> PartialReply:
 ORPHANS = """
 import os, sys, torch
 from discreet.mechanisms.sums import PartialReply
-from discreet.simulation.workers import ForkedWorkers
+from discreet.simulation.workers import LocalWorkers
 
 def tell(params, work):
     return PartialReply(torch.tensor([os.getpid() - os.getppid()]), 1, 1, 1.0, None)
 
-each = ForkedWorkers(tell, count=1, num_params=1)
+each = LocalWorkers(tell, count=1, num_params=1, sum_length=1)
 each.begin(torch.zeros(1))
 print(os.getpid() + int(next(each.replies([0])).values), flush=True)
 sys.stdin.read()
