@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, TextIO
 
 import torch
@@ -212,9 +213,11 @@ def _batched(session: Session, vector: SecureSum | None, held: ExitStack) -> Bat
         accounts = Accounts(DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant)
     engine = engine_of(plan, session.task)
     if plan.engine == "ray":
-        from discreet.simulation.ray_workers import workers_on_ray  # Ray takes seconds to import
+        from discreet.simulation.ray_cluster import RayWorkers, connected  # Ray takes seconds to import
 
-        workers = workers_on_ray(plan.ray, plan.model.name, held)
+        cluster = held.enter_context(connected(plan.ray.address, models=[plan.model.name]))
+        workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.ray.num_gpus)
+        logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together
         at_a_time = 1 if alone else engine.chunk

@@ -133,7 +133,7 @@ class LocalWorkers(Generic[Work]):
 
 
 class Workers(Protocol[Work]):
-    """`LocalWorkers` and `discreet.simulation.ray_workers.RayWorkers`."""
+    """`LocalWorkers` and `discreet.simulation.ray_cluster.RayWorkers`."""
 
     count: int
 

@@ -14,10 +14,9 @@ from ray.cluster_utils import Cluster
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
-from discreet.simulation import ray_workers
+from discreet.simulation import ray_cluster
 from discreet.simulation.in_process import simulate
-from discreet.simulation.ray_cluster import RETRIES, RayCluster, connected
-from discreet.simulation.ray_workers import RayWorkers
+from discreet.simulation.ray_cluster import RETRIES, RayCluster, RayWorkers, connected
 from tests.simulation.lost_processes import Dying
 from tests.simulation.test_cohort import charges
 
@@ -76,7 +75,7 @@ def plant(folder: Path, patch: pytest.MonkeyPatch, **fault: Any) -> list[Dying]:
         planted.append(Dying(trainer, folder, **fault))
         return RayWorkers(planted[0], cluster=cluster)
 
-    patch.setattr(ray_workers, "RayWorkers", workers)
+    patch.setattr(ray_cluster, "RayWorkers", workers)
     return planted
 
 
