@@ -5,6 +5,7 @@ Draws are from a seed fixed beforehand; the false-alarm rate over its choice is 
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 from scipy import stats
@@ -36,3 +37,12 @@ def test_a_fixed_size_cohort_is_drawn_from_the_population_not_from_who_is_connec
     assert p_value(sampling, range(2), [1 / 6, 4 / 6, 1 / 6]) > ALARM
     assert p_value(sampling, range(2), [1 / 4, 2 / 4, 1 / 4]) < ALARM
     assert {len(sampling.draw(range(4), seeded_source(seed))) for seed in range(9)} == {2}
+
+
+def test_drawing_a_cohort_of_a_million_takes_the_memory_of_the_cohort() -> None:
+    tracemalloc.start()
+    cohort = CohortSampling("poisson", 1e-4, 10**6).draw(range(10**6), seeded_source(33091))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 20 < len(cohort) < 200
+    assert peak < 2_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,15 +131,12 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.Log
     assert ({row["replies"] for row in alone.read_metrics()} == {0}) == (name == "too many examples for delta")
 
 
-def test_what_is_not_batched_is_trained_sequentially_and_said_once(
+def test_what_is_not_batched_is_trained_sequentially_and_said_once_and_refused_if_it_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "discreet"):
         run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step")
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
-
-
-def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine=batched does not cover privacy\.local\.kind=laplace_step"):
         run(tmp_path, "batched", *LOCAL, "privacy.local.kind=laplace_step")
 
@@ -168,16 +164,13 @@ def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamp
     )
 
 
-def replies(chunk: int, workers: int, cohort: list[int], *, clip_norm: float = 0.1) -> list[PartialReply]:
+def sum_of(chunk: int, workers: int, cohort: list[int]) -> PartialReply:
+    """The replies of a cohort that is cut so, added up."""
     start = Clients("logistic_regression", (4,), (30, 3)).start
+    total = CohortSum(len(start), 0.1, None)
     with exchange(chunk, workers) as asked:
-        return [kept(part) for part in asked.ask(round_number=2, params=start, clip_norm=clip_norm, cohort=cohort)]
-
-
-def sum_of(parts: list[PartialReply]) -> PartialReply:
-    total = CohortSum(len(parts[0].values), 0.1, None)
-    for part in parts:
-        total.take(part)
+        for part in asked.ask(round_number=2, params=start, clip_norm=0.1, cohort=cohort):
+            total.take(kept(part))
     return total.part()
 
 
@@ -190,19 +183,9 @@ def kept(part: PartialReply | Failure) -> PartialReply:
 @pytest.mark.parametrize(("chunk", "workers"), [(1, 1), (3, 2), (100, 2)])
 def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers: int) -> None:
     cohort = [999_999, 0, 17, 333_333, 5, 6, 7]
-    one, other = replies(chunk, workers, cohort), replies(4, 1, cohort)
-    sums = [sum_of(parts) for parts in (one, other)]
-    torch.testing.assert_close(sums[0].values, sums[1].values, rtol=1e-4, atol=1e-6)
-    assert (sums[0].below, sums[0].replies) == (sums[1].below, sums[1].replies)
-
-
-def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
-    cohort = list(range(40))
-    norms = [float(each.values.norm()) for each in replies(1, 1, cohort, clip_norm=math.inf)]
-    clip_norm = sorted(norms)[20] * 1.0001
-    for norm, clipped in zip(norms, replies(1, 1, cohort, clip_norm=clip_norm), strict=True):
-        assert float(clipped.values.norm()) == pytest.approx(min(norm, clip_norm), rel=1e-5)
-        assert clipped.below == (1 if norm <= clip_norm else -1)
+    one, other = sum_of(chunk, workers, cohort), sum_of(4, 1, cohort)
+    torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-6)
+    assert (one.below, one.replies) == (other.below, other.replies)
 
 
 def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
