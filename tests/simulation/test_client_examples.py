@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from discreet.data.examples import Examples
-from discreet.simulation.client_examples import (
-    PIECE,
-    shared_examples,
-)
+from discreet.simulation.client_examples import PIECE, shared_examples
 
 CPU = torch.device("cpu")
 ALL_BYTES = torch.arange(256, dtype=torch.float32).div_(255)

@@ -41,17 +41,6 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
     assert simulate_command(["--multirun", "resume=true", there]) == 0
 
 
-def test_runs_of_one_sweep_share_one_cluster() -> None:
-    with pytest.raises(ConfigError, match=r"ray\.address must be the same"):
-        check_parallel([planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")])
-
-
-def test_a_run_on_a_gpu_has_to_ask_for_it() -> None:
-    check_parallel([planned(load_config(["device=cuda", "ray.num_gpus=0.5"]))])
-    with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
-        check_parallel([planned(load_config(["device=cuda"]))])
-
-
 def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
     there = f"hydra.sweep.dir={tmp_path}"
     sweep = cli.sweep_of(["seed=1,2", "ray.address=auto", there], multirun=True)
@@ -60,3 +49,11 @@ def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
     again = cli.sweep_of(["resume=true", "ray.address=head:6379", there], multirun=True)
     assert again is not None
     assert again.runs == (("seed=1", "ray.address=head:6379"), ("seed=2", "ray.address=head:6379"))
+
+
+def test_runs_that_can_not_share_a_cluster_are_refused() -> None:
+    check_parallel([planned(load_config(["device=cuda", "ray.num_gpus=0.5"]))])
+    with pytest.raises(ConfigError, match=r"ray\.address must be the same"):
+        check_parallel([planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")])
+    with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
+        check_parallel([planned(load_config(["device=cuda"]))])

@@ -93,17 +93,9 @@ def test_ratings_are_within_two_standard_errors_in_19_of_20_draws() -> None:
     assert 183 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
 
 
-WRONG = {
-    "infinite": torch.tensor([math.inf, 1.0]),
-    "NaN": torch.tensor([0.0, math.nan]),
-    "negative": torch.tensor([0.5, -1.0]),
-}
-
-
-@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG.keys())
-def test_an_answer_that_can_not_be_one_adds_zero(answer: torch.Tensor) -> None:
+def test_an_answer_that_can_not_be_one_adds_zero() -> None:
     total = AnswerNoise(1, 2.0, 1.0, own=OwnNoise(1.0)).empty()
-    total.add(torch.stack([torch.tensor([0.25, 4.0]), answer]))
+    total.add(torch.tensor([[0.25, 4.0], [math.inf, 1.0], [0.0, math.nan], [0.5, -1.0]]))
     assert total.part() == (0.25, 4.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -49,14 +48,11 @@ def test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent(tmp_pa
     assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(spent.epsilon(1e-3), rel=1e-9)
 
 
-def own_data(folder: Path, *, rows: int = 240) -> Path:
+def own_data(folder: Path) -> Path:
     folder.mkdir()
-    draw = np.random.default_rng(80177)
-    with (folder / "train.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["a", "b", "label"])
-        for a, b in draw.normal(size=(rows, 2)).round(4):
-            table.writerow([a, b, int(a > b)])
+    drawn = np.random.default_rng(80177).normal(size=(240, 2))
+    table = np.column_stack([drawn, drawn[:, 0] > drawn[:, 1]])
+    np.savetxt(folder / "train.csv", table, "%.4g", ",", header="a,b,label", comments="")
     described = 'format = "csv"\nfile = "train.csv"\ntarget = "label"\nnum_classes = 2\n'
     (folder / "data.toml").write_text(described)
     return folder

@@ -15,7 +15,6 @@ pytest.importorskip("ray")
 import ray
 
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.privacy.selection import TrialCount
 from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
@@ -26,7 +25,6 @@ from discreet.simulation.in_process import simulate
 from discreet.simulation.many_runs import Job, run_all
 from discreet.simulation.ray_cluster import connected
 from tests.command import simulate as main
-from tests.command import tune
 from tests.simulation.crash import plant
 
 SMALL = (
@@ -79,23 +77,6 @@ def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_l
         beside = RunFolder(tmp_path / "sweep" / str(number)).load_checkpoint()
         assert beside is not None
         assert beside.params.tolist() == alone.params.tolist()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_trials_side_by_side_give_the_choice_of_trials_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
-    chosen = []
-    for number in "12":
-        output = tmp_path / number
-        words = (*SMALL, "seed=5501", "server.learning_rate=0.5,1,2")
-        assert tune(["--output", str(output), "--jobs", number, *words]) == 0
-        assert [path.name for path in output.iterdir()] == ["chosen"]
-        checkpoint = RunFolder(output / "chosen").load_checkpoint()
-        assert checkpoint is not None
-        chosen.append(checkpoint.params.tolist())
-    assert chosen[0] == chosen[1]
 
 
 @pytest.mark.usefixtures("cluster")
