@@ -32,13 +32,9 @@ def step(states: list[State]) -> torch.Tensor:
 
 def test_the_noise_in_the_velocity_is_what_is_expected_there() -> None:
     # Of a sum of 20,000 squares: its relative standard deviation is 0.01, and 6 of them are 1e-9.
-    last = rounds(SHRINKING, [], number=6)[-1]
-    assert float(last.velocity.square().sum()) == pytest.approx(last.noise_energy, rel=0.06)
-
-
-def test_steps_of_noise_alone_shrink_to_a_quarter_and_less() -> None:
-    # |velocity|^2 lies within 6 % of its mean but once in 1e9, so the share is at most sqrt(0.06).
     states = rounds(SHRINKING, [], number=6)
+    assert float(states[-1].velocity.square().sum()) == pytest.approx(states[-1].noise_energy, rel=0.06)
+    # So the share of the step that is signal is at most sqrt(0.06).
     assert float(step(states).norm()) <= 0.25 * float(states[-1].velocity.norm())
 
 
