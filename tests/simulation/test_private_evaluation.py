@@ -114,18 +114,20 @@ def test_too_small_a_population_is_said_before_the_run(tmp_path: Path, caplog: p
     assert "accuracy 0.04167 by noise" in said  # 4.2 points
 
 
-def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws() -> None:
-    shares = torch.rand(300, generator=torch.Generator().manual_seed(31847)).double()
-    how = AnswerNoise(1, 300.0, 5.0, on_grid=True)
-    answers = [TrainReply(1, torch.zeros(1), below=True, answer=(shares - 0.5)[[row]] * 2) for row in range(300)]
-    exact, within = float(shares.mean()), 0
+@pytest.mark.parametrize(("count", "own"), [(300, None), (40, OwnNoise(4.0))], ids=["by the server", "by clients"])
+def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws(count: int, own: OwnNoise | None) -> None:
+    draw = torch.Generator().manual_seed(31847)
+    shares, sizes = torch.rand(count, generator=draw).double(), torch.randint(5, 60, (count,), generator=draw).tolist()
+    how, within = AnswerNoise(1, float(count), 5.0 if own is None else 4.0, own=own, on_grid=own is None), 0
     for seed in range(200):
-        total = AnswerSum(how)
-        for answer in answers:
-            total.take(answer)
-        found = ACCURACY.read(total.released(seeded_source(seed)))["accuracy"]
-        within += abs(found.value - exact) <= 2 * found.standard_error
-    assert 185 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
+        total, source = how.empty(), seeded_source(seed)
+        for row, size in enumerate(sizes):
+            sent = 2 * (shares[[row]] - 0.5)
+            sent = sent if own is None else own.noised(sent, size, source.child(row))
+            total.take(TrainReply(1, torch.zeros(1), below=True, answer=sent))
+        found = ACCURACY.read(total.released(source))["accuracy"]
+        within += abs(found.value - float(shares.mean())) <= 2 * found.standard_error
+    assert 183 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
 
 
 def test_no_client_trains_on_what_it_holds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,20 +203,6 @@ def test_a_crash_before_a_rating_is_written_does_not_forget_what_it_cost(
     most = max(spent.spent(EXAMPLE, data_owner=str(client)).epsilon(1e-3) for client in range(8))
     assert folder.load_checkpoint().epsilon_example == pytest.approx(most, rel=1e-9)
     assert run_own(tmp_path / "run", "resume=true").read_metrics()[-1]["accuracy"] is not None
-
-
-def test_ratings_are_within_two_standard_errors_in_19_of_20_draws() -> None:
-    draw = torch.Generator().manual_seed(10357)
-    shares, sizes = torch.rand(40, generator=draw).double(), torch.randint(5, 60, (40,), generator=draw).tolist()
-    exact, within = float(shares.mean()), 0
-    for seed in range(200):
-        total, source = AnswerNoise(1, 40.0, 4.0, own=OwnNoise(4.0)).empty(), seeded_source(seed)
-        for row, size in enumerate(sizes):
-            sent = OwnNoise(4.0).noised(2 * (shares[row : row + 1] - 0.5), size, source.child(row))
-            total.take(TrainReply(1, torch.zeros(1), below=True, answer=sent))
-        found = ACCURACY.read(total.released(source))["accuracy"]
-        within += abs(found.value - exact) <= 2 * found.standard_error
-    assert 183 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137
 
 
 def test_an_answer_that_can_not_be_one_adds_zero() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,10 +16,7 @@ from torch import Tensor
 
 from discreet.accounting.accounting import epsilon_spent
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.masking.agreement import Terms
-from discreet.masking.identity import Directory, Identity
-from discreet.masking.node import MaskingNode
-from discreet.masking.server import Exchange, MaskingServer
+from discreet.masking.wire import Stage
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum
@@ -32,7 +28,7 @@ from discreet.server.transport import Failure, RoundAbandoned, Transport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, InTheClear, masked_vector, simulate
-from tests.masking.federation import MemoryStore
+from tests.masking.federation import federation, terms_of
 
 NODES, DROPOUTS = 5, 1
 BASE = (
@@ -76,13 +72,8 @@ class Masked:
 
     def __init__(self, inner: Losing, vector: SecureSum) -> None:
         self.inner, self.vector, self.round = inner, vector, 0
-        names = [f"{client:03d}" for client in inner.available_clients()]
-        people = {name: Identity.generate(name) for name in names}
-        count, run = len(names), secrets.token_hex(16)
-        terms = Terms(run, count, DROPOUTS, 1, (count + 1) // 2 + 1, vector.bits, vector.length)
-        directory = Directory.of(people)
-        self.nodes = {name: MaskingNode(who, directory, terms, MemoryStore()) for name, who in people.items()}
-        self.server = MaskingServer(terms, tuple(names))
+        terms = terms_of(NODES, dropouts=DROPOUTS, colluding=1, length=vector.length, bits=vector.bits)
+        self.federation = federation(terms)
 
     def available_clients(self) -> Sequence[int]:
         return self.inner.available_clients()
@@ -92,22 +83,17 @@ class Masked:
         failures = [reply for reply in replies if isinstance(reply, Failure)]
         alive = [client for client in cohort if client not in {failure.client for failure in failures}]
         parts = [reply.values for reply in replies if isinstance(reply, PartialReply)]
-        vectors = {f"{client:03d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
+        vectors = {f"node-{client:02d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
         self.round += 1
         yield from failures
         yield UnopenedSum(lambda: self._opened(vectors), len(vectors))
 
     def _opened(self, vectors: dict[str, Any]) -> Tensor:
-        exchange: Any = self.server.begin(self.round)
-        while isinstance(exchange, Exchange):
-            lost = set() if exchange.stage.name in ("KEYS", "SHARES") else self.nodes.keys() - vectors.keys()
-            for name, request in exchange.requests.items():
-                if name not in lost:
-                    node = self.nodes[name]
-                    exchange.take(name, node.answer(request, lambda name=name: vectors[name], lambda: None))
-            exchange = exchange.close()
-        assert set(exchange.names) == vectors.keys()
-        return self.vector.centred(torch.from_numpy(exchange.total))
+        self.federation.vectors = vectors
+        gone = frozenset(self.federation.nodes) - vectors.keys()
+        opened = self.federation.sum(self.round, dict.fromkeys({*Stage} - {Stage.KEYS, Stage.SHARES}, gone))
+        assert set(opened.names) == vectors.keys()
+        return self.vector.centred(torch.from_numpy(opened.total))
 
 
 def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:

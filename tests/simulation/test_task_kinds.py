@@ -49,10 +49,9 @@ def table(folder: Path, description: str, *, seed: int, rows: int = 120) -> Path
         size, age = draw.uniform(20, 120, count), draw.uniform(0, 50, count)
         price = 3 * size - 2 * age + draw.normal(0, 5, count)
         columns = {"size": size, "age": age, "price": price, "rent": price / 10, "large": size > 70, "old": age > 25}
-        with (folder / name).open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows(zip(*(column.astype(float) for column in columns.values()), strict=True))
+        np.savetxt(
+            folder / name, np.column_stack([*columns.values()]), "%.9g", ",", header=",".join(columns), comments=""
+        )
     inputs = 'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\ninputs = ["size", "age"]\n'
     (folder / "data.toml").write_text(f"{inputs}low = [20, 0]\nhigh = [120, 50]\n{description}")
     return folder
@@ -97,12 +96,9 @@ def test_several_columns_are_labels_or_numbers(tmp_path: Path) -> None:
 
 WRONG = (
     ('target = "price"\n', "If the target is a number, it must give target_low and target_high"),
-    ('target = "price"\ntarget_low = 0\n', "target_low and target_high must be given together"),
     ('target = "price"\ntarget_low = 3\ntarget_high = 2\n', "target_high must be above target_low"),
     ('target = "price"\ntargets = ["rent"]\n', "target or targets must be given, and not both"),
-    ("", "target or targets must be given, and not both"),
     ('targets = ["large", "old"]\nnum_classes = 2\n', "go with neither targets nor a range"),
-    ('targets = ["price", "rent"]\n', "line 2: price is not 0 or 1"),
     ('targets = ["price", "rent"]\ntarget_low = [0, 0, 0]\ntarget_high = 1\n', "must be one number or 2 of them"),
     ('targets = ["large", "gone"]\n', "has no column or array large or gone"),
 )
@@ -150,14 +146,13 @@ def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys:
     assert f"accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
     assert (tmp_path / "out.csv").read_text() == (tmp_path / "run" / "predictions.csv").read_text()
     _, tags = rows(40, seed=70111 + len("test"))
-    right = 0
-    with (tmp_path / "out.csv").open() as file:
-        for line, wanted in zip(csv.DictReader(file), tags.tolist(), strict=True):
-            assert [line[f"target_{place}"] for place in range(LENGTH)] == [
-                "" if tag < 0 else str(tag) for tag in wanted
-            ]
-            right += sum(line[f"prediction_{place}"] == str(tag) for place, tag in enumerate(wanted) if tag >= 0)
-    assert right / (tags >= 0).sum() == pytest.approx(last["accuracy"])
+    said = [*csv.DictReader((tmp_path / "out.csv").read_text().splitlines())]
+    shown, given = (
+        np.array([[int(row[f"{name}_{place}"] or -1) for place in range(LENGTH)] for row in said])
+        for name in ("prediction", "target")
+    )
+    assert (given == np.where(tags < 0, -1, tags)).all()
+    assert (shown == tags)[tags >= 0].mean() == pytest.approx(last["accuracy"])
 
 
 def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: Path) -> None:
@@ -176,30 +171,18 @@ def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: P
 
 
 def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
-    data, classes = tmp_path / "data", ["det", "noun", "verb", "end"]
+    data, classes, targets = tmp_path / "data", ["det", "noun", "verb", "end"], [f"t{place}" for place in range(LENGTH)]
     data.mkdir()
     for name, count in (("train", 60), ("test", 20)):
         tokens, tags = rows(count, seed=count)
-        with (data / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*(f"w{place}" for place in range(LENGTH)), *(f"t{place}" for place in range(LENGTH))])
-            writer.writerows(
-                [*one, *("-" if tag < 0 else classes[tag] for tag in many)]
-                for one, many in zip(tokens, tags, strict=True)
-            )
-    columns = (
-        f"targets = {[f't{place}' for place in range(LENGTH)]}\nclasses = {classes}\npadding = '-'\ntokens = {TOKENS}\n"
-    )
-    (data / "data.toml").write_text('format = "csv"\nfile = "train.csv"\ntest = "test.csv"\n' + columns)
+        words = np.column_stack([tokens.astype(str), np.array([*classes, "-"])[np.where(tags < 0, -1, tags)]])
+        head = ",".join([*(f"w{place}" for place in range(LENGTH)), *targets])
+        np.savetxt(data / f"{name}.csv", words, "%s", ",", header=head, comments="")
+    described = f"targets = {targets}\nclasses = {classes}\npadding = '-'\ntokens = {TOKENS}\n"
+    (data / "data.toml").write_text(f'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\n{described}')
     task = load_task("folder", path=str(data))
-    assert (task.shape.target, task.shape.num_classes, task.shape.num_tokens) == (
-        Target(SEQUENCES, length=LENGTH),
-        TAGS,
-        TOKENS,
-    )
-    assert torch.equal(
-        task.test.targets, torch.from_numpy(np.where(rows(20, seed=20)[1] < 0, PADDING, rows(20, seed=20)[1]))
-    )
+    assert (task.shape.target, task.shape.num_classes) == (Target(SEQUENCES, length=LENGTH), TAGS)
+    assert torch.equal(task.test.targets, torch.from_numpy(np.where(tags < 0, PADDING, tags)))
     assert run_tags(tmp_path, "data.partition=iid", "rounds=1", "operations.predictions=true")
     (first, *_) = csv.DictReader((tmp_path / "run" / "predictions.csv").read_text().splitlines())
     assert {first[f"prediction_{place}"] for place in range(LENGTH)} <= {*classes}
