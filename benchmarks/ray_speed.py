@@ -93,8 +93,7 @@ def _cluster(nodes: tuple[int, ...], held: ExitStack) -> MakesWorkers:
     import ray
     from ray.cluster_utils import Cluster
 
-    from discreet.simulation.ray_cluster import connected
-    from discreet.simulation.ray_workers import RayWorkers
+    from discreet.simulation.ray_cluster import RayWorkers, connected
 
     cluster = Cluster()
     held.callback(cluster.shutdown)

@@ -126,7 +126,7 @@ FAULTS = (
         "the gradients of a shared step are not clipped",
         "discreet.training.local_training:sequential_sum",
         lambda real: lambda *args, clip_norm, **more: real(*args, clip_norm=1e9, **more),
-        "training/test_shared_step.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",
+        "training/test_local_training.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros",
     ),
     Fault(
         "the key of a secure source is known",
@@ -156,7 +156,7 @@ FAULTS = (
         "a Poisson cohort is drawn again until it is not empty",
         "discreet.server.round:CohortSampling.draw",
         lambda real: lambda self, members, source: real(self, members, source) or real(self, members, source),
-        "server/test_cohort_sampling.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",
+        "server/test_round.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be",
     ),
     # Clients who take turns.
     Fault(
@@ -248,7 +248,7 @@ FAULTS = (
     ),
     Fault(
         "a choice among trials costs as much as one of them",
-        "discreet.server.private_selection:selection_event",
+        "discreet.simulation.tuning:selection_event",
         lambda real: lambda spent, *, trials: real(spent, trials=replace(trials, mean=1.0)),
         "cli/test_tune.py::test_the_cost_is_the_published_one",
     ),

@@ -169,7 +169,10 @@ def all_succeed(jobs: Sequence[Job], *, at_a_time: int, shared: Path, again: str
     """Does runs in a shared folder. `again` is the command that goes on with them, and is told if any did not end."""
     again += f" --jobs {at_a_time}" * (at_a_time > 1) + until_then
     with ending(partial(interrupt_below, shared, f"to go on: {again}")):
-        tally = run_all(jobs, at_a_time=at_a_time, shared=shared)
-    if tally.failed:
-        tally.tell_failures(again)
-    return not tally.failed
+        failed = run_all(jobs, at_a_time=at_a_time, shared=shared)
+    if failed:
+        logger.error("%d of %d runs failed:", len(failed), len(jobs))
+        for name, reason in failed.items():
+            logger.error("  %s: %s", name, reason)
+        logger.error("to repeat them: %s", again)
+    return not failed

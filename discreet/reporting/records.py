@@ -15,7 +15,6 @@ from typing import Any
 from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import Rated, main_score, rated_in
 from discreet.server.plan import Plan, plan_of
-from discreet.server.private_selection import model_row
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
@@ -25,6 +24,15 @@ Pairs = list[tuple[float, float]]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "privacy.user.account")
 SCORE = "score"
+
+
+def model_row(
+    privacy: Mapping[str, Any] | None, rows: Sequence[Mapping[str, float | None]]
+) -> Mapping[str, float | None]:
+    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run was lost; empty if
+    the model is the untrained one. `privacy` is privacy.json, or None while the run goes on."""
+    number = (privacy or {}).get("model_round", rows[-1]["round"] if rows else 0)
+    return next((row for row in rows if row["round"] == number), {})
 
 
 @dataclass(frozen=True, eq=False)

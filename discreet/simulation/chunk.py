@@ -23,7 +23,6 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.simulation.client_examples import (
-    BatchNumbers,
     HeldExamples,
     SharedExamples,
     Table,
@@ -31,9 +30,8 @@ from discreet.simulation.client_examples import (
     read,
     shuffled_batches,
 )
-from discreet.simulation.layer_sequence import LayerSequence
+from discreet.simulation.layer_sequence import LayerSequence, Params
 from discreet.simulation.mapped_model import MappedModel
-from discreet.simulation.parameter_layout import Params
 from discreet.training.local_training import (
     LocalSettings,
     dp_sgd,
@@ -149,24 +147,22 @@ class Chunk:
         numbers = torch.from_numpy(self.table.numbers[row, : self.table.sizes[row]])
         return HeldExamples(self.data, numbers.to(self.data.device))
 
-    def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, BatchNumbers]]:
+    def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Table]]:
         orders = self.draws.permutations(self.table.sizes, epoch=epoch)
         for batch in shuffled_batches(self.table, orders, batch_size=self.settings[0].batch_size):
-            yield len(batch.counts), batch
+            yield len(batch.sizes), batch
 
-    def add_mean_gradients(
-        self, params: Params, batch: BatchNumbers, into: Params, *, keep: float, rate: float
-    ) -> None:
+    def add_mean_gradients(self, params: Params, batch: Table, into: Params, *, keep: float, rate: float) -> None:
         self.model.accumulate(params, read(self.data, batch, mean=True), into, keep=keep, rate=rate)
 
-    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> BatchNumbers:
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Table:
         active = len(probabilities)
         clients, positions = self.draws.batches(self.table.sizes[:active], probabilities, step=step)
         return poisson_batch(self.table, clients, positions, active=active)
 
-    def clipped_sums(self, params: Params, batch: BatchNumbers, clip_norm: float) -> Tensor:
-        if not batch.counts.any():
-            return params[0].new_zeros(len(batch.counts), self.model.layout.size)
+    def clipped_sums(self, params: Params, batch: Table, clip_norm: float) -> Tensor:
+        if not batch.sizes.any():
+            return params[0].new_zeros(len(batch.sizes), self.model.layout.size)
         return self.model.clipped_sums(params, read(self.data, batch, mean=False), clip_norm)
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
@@ -215,7 +211,7 @@ def chunk_steps(chunk: Chunk, start: Tensor, clip_norm: float) -> Tensor:
     params = [values.double() for values in chunk.model.layout.copies(start.to(torch.float32), len(table.sizes))]
     if not table.sizes.any():
         return torch.zeros(len(table.sizes), chunk.model.layout.size, dtype=torch.float64)
-    batch = read(chunk.data, BatchNumbers(table.numbers, table.sizes), mean=False)
+    batch = read(chunk.data, table, mean=False)
     inputs = batch.inputs.double() if batch.inputs.is_floating_point() else batch.inputs
     sums = chunk.model.clipped_sums(params, replace(batch, inputs=inputs, weights=batch.weights.double()), clip_norm)
     return sums.mul_(-settings.learning_rate / settings.batch_size)

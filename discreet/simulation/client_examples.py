@@ -127,20 +127,16 @@ def trained_on(dealt: ClientExamples, evaluation: EvaluationConfig) -> ClientExa
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The examples of the clients of a chunk, those with most of them first.
+    """Some examples of each of some clients: all that those of a chunk hold, or a batch of each.
 
     Attributes:
         numbers: (clients, largest size), rows of the data set; beyond a client's size its first example stands again,
             so that padding never reads what the client does not hold. 0 for a client without examples.
-        sizes: (clients,), descending.
+        sizes: (clients,), descending for a chunk.
     """
 
     numbers: Numbers
     sizes: Numbers
-
-    def __post_init__(self) -> None:
-        if (np.diff(self.sizes) > 0).any():
-            raise ValueError("sizes must not ascend: the clients with most examples come first")
 
     def active(self, position: int) -> int:
         """The number of clients with more than `position` examples: they are the first ones."""
@@ -158,15 +154,7 @@ def table_of(examples: list[Numbers]) -> Table:
     return Table(numbers, sizes)
 
 
-@dataclass(frozen=True, eq=False)
-class BatchNumbers:
-    """One batch of each of the first k clients: example numbers (k, width), and how many of each row count, (k,)."""
-
-    numbers: Numbers
-    counts: Numbers
-
-
-def shuffled_batches(table: Table, orders: Numbers, *, batch_size: int) -> Iterator[BatchNumbers]:
+def shuffled_batches(table: Table, orders: Numbers, *, batch_size: int) -> Iterator[Table]:
     """One epoch: every client's examples in its own order, cut into batches; the last one of a client may be short.
 
     Args:
@@ -176,10 +164,10 @@ def shuffled_batches(table: Table, orders: Numbers, *, batch_size: int) -> Itera
     for start in range(0, numbers.shape[1], batch_size):
         active = table.active(start)
         counts = np.minimum(table.sizes[:active] - start, batch_size)
-        yield BatchNumbers(numbers[:active, start : start + batch_size], counts)
+        yield Table(numbers[:active, start : start + batch_size], counts)
 
 
-def poisson_batch(table: Table, clients: Numbers, positions: Numbers, *, active: int) -> BatchNumbers:
+def poisson_batch(table: Table, clients: Numbers, positions: Numbers, *, active: int) -> Table:
     """The Poisson batch of the first `active` clients; the width is that of the largest, which may be 0.
 
     Args:
@@ -190,7 +178,7 @@ def poisson_batch(table: Table, clients: Numbers, positions: Numbers, *, active:
     numbers = np.repeat(table.numbers[:active, :1], width, axis=1)
     first = np.cumsum(counts) - counts
     numbers[clients, np.arange(len(clients)) - first[clients]] = table.numbers[clients, positions]
-    return BatchNumbers(numbers, counts)
+    return Table(numbers, counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,13 +196,13 @@ class Batch:
     weights: Tensor
 
 
-def read(data: SharedExamples, batch: BatchNumbers, *, mean: bool) -> Batch:
+def read(data: SharedExamples, batch: Table, *, mean: bool) -> Batch:
     """A batch with the weight 1 for what counts; with `mean` 1 / count, so that a client's sum is a mean."""
     shape, width = batch.numbers.shape, batch.numbers.shape[1]
-    weight = 1 / np.maximum(batch.counts, 1).astype(np.float32) if mean else np.ones(len(batch.counts), np.float32)
+    weight = 1 / np.maximum(batch.sizes, 1).astype(np.float32) if mean else np.ones(len(batch.sizes), np.float32)
     weights = torch.from_numpy(weight).unsqueeze(1).expand(shape)
-    if (batch.counts < width).any():
-        weights = weights * torch.from_numpy(np.arange(width) < batch.counts[:, None])
+    if (batch.sizes < width).any():
+        weights = weights * torch.from_numpy(np.arange(width) < batch.sizes[:, None])
     rows = torch.from_numpy(np.ascontiguousarray(batch.numbers)).to(data.device).flatten()
     inputs, targets = data.read(rows), data.targets.index_select(0, rows)
     return Batch(

@@ -28,7 +28,7 @@ from discreet.server.transport import Failure
 from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
 from discreet.simulation.client_examples import table_of
 from discreet.simulation.engine import Engine
-from discreet.simulation.workers import ForkedWorkers, NoWorkers, Workers, can_fork
+from discreet.simulation.workers import LocalWorkers, Workers, can_fork
 from discreet.training.local_training import LocalSettings
 
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
@@ -116,12 +116,10 @@ class _Work:
 
 
 def _workers_here(trainer: _Trainer) -> Workers[_Work]:
-    engine, train = trainer.engine, trainer.replies
-    if engine.workers > 1 and engine.data.device.type == "cpu" and can_fork():
-        size, vector = engine.model.layout.size, trainer.vector
-        length = size if vector is None else vector.length
-        return ForkedWorkers(train, count=engine.workers, num_params=size, sum_length=length)
-    return NoWorkers(train, count=engine.workers)
+    engine, size = trainer.engine, trainer.engine.model.layout.size
+    length = size if trainer.vector is None else trainer.vector.length
+    forks = engine.workers > 1 and engine.data.device.type == "cpu" and can_fork()
+    return LocalWorkers(trainer.replies, count=engine.workers, num_params=size, sum_length=length, forks=forks)
 
 
 @dataclass(frozen=True, eq=False)

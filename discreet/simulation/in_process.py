@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, TextIO
 
 import torch
@@ -135,28 +136,12 @@ def simulate(
     with ExitStack() as stack:
         session = prepare(config, simulated=True, held=stack, decided=decided)
         session = normalised(session, lambda: data_answers(NORMALISE, session.plan, session.task))
-        transport = asked_by(session, stack)
+        transport = virtual_clients(session, stack)
         text = config.operations.log_format == "text"
         rounds = training_run(session, transport, on_round=on_round)
         outcome = rounds.run(progress=progress if text else None)
         finish(session, outcome)
     return outcome
-
-
-def asked_by(session: Session, held: ExitStack) -> Transport:
-    """The clients of a run as its rounds ask them: see `virtual_clients`."""
-    transport, vector = virtual_clients(session, held), vector_of_run(session)
-    if vector is None:
-        return transport
-    run = session.plan.run
-    fewest = run.user.population_size - run.secure.dropouts
-    return InTheClear(transport, vector, fewest)
-
-
-def vector_of_run(session: Session) -> SecureSum | None:
-    """The sum that clients add to under secure aggregation; None without."""
-    mechanism = masked_mechanism(session.plan.run, session.plan.sizes)
-    return None if mechanism is None else mechanism.vector
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
@@ -165,16 +150,26 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     Raises:
       ConfigError: the engine does not cover the run.
     """
-    plan = session.plan
-    _check_trains(plan.run)
-    if plan.run.needs_normaliser:
+    plan, run = session.plan, session.plan.run
+    if run.needs_normaliser:
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
     session.model.to(plan.device)
-    uncovered = _not_batched(plan.run, plan.engine)
+    vector, uncovered = masked_vector(plan), _not_batched(run, plan.engine)
+    transport: Transport
     if plan.engine == "sequential" or uncovered:
         logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
-        return InProcessTransport(plan, str(session.folder.path), vector_of_run(session))
-    return held.enter_context(_batched(session, held))
+        transport = InProcessTransport(plan, str(session.folder.path), vector)
+    else:
+        transport = held.enter_context(_batched(session, vector, held))
+    if vector is None:
+        return transport
+    return InTheClear(transport, vector, fewest=run.user.population_size - run.secure.dropouts)
+
+
+def masked_vector(plan: Plan) -> SecureSum | None:
+    """The sum that clients add to under secure aggregation; None without."""
+    mechanism = masked_mechanism(plan.run, plan.sizes)
+    return None if mechanism is None else mechanism.vector
 
 
 def check(config: Settings) -> Plan:
@@ -188,7 +183,8 @@ def check(config: Settings) -> Plan:
 
 
 def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
-    _check_trains(run)
+    if run.statistics.only:
+        raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
     _not_batched(run, engine)
     if engine == "ray":
         require_extra("ray", extra="simulation", why="engine=ray")
@@ -197,11 +193,6 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
         raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {device})")
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"device={device} needs a GPU that PyTorch can use, and there is none")
-
-
-def _check_trains(run: ClientSettings) -> None:
-    if run.statistics.only:
-        raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
 
 
 def _not_batched(run: ClientSettings, engine: str) -> str | None:
@@ -216,21 +207,22 @@ def _not_batched(run: ClientSettings, engine: str) -> str | None:
     return uncovered
 
 
-def _batched(session: Session, held: ExitStack) -> BatchedTransport:
+def _batched(session: Session, vector: SecureSum | None, held: ExitStack) -> BatchedTransport:
     plan, accounts, workers = session.plan, None, None
     if plan.accounts_itself:
-        ledger = DurableLedger(session.folder.clients_ledger_path)
-        accounts = Accounts(ledger, plan.run.delta, plan.run.accountant)
+        accounts = Accounts(DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant)
     engine = engine_of(plan, session.task)
     if plan.engine == "ray":
-        from discreet.simulation.ray_workers import workers_on_ray  # Ray takes seconds to import
+        from discreet.simulation.ray_cluster import RayWorkers, connected  # Ray takes seconds to import
 
-        workers = workers_on_ray(plan.ray, plan.model.name, held)
+        cluster = held.enter_context(connected(plan.ray.address, models=[plan.model.name]))
+        workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.ray.num_gpus)
+        logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together
         at_a_time = 1 if alone else engine.chunk
         logger.info("%d clients are trained at a time, %d such groups side by side", at_a_time, engine.workers)
-    return BatchedTransport(plan, engine, accounts=accounts, vector=vector_of_run(session), workers=workers)
+    return BatchedTransport(plan, engine, accounts=accounts, vector=vector, workers=workers)
 
 
 def data_answers(name: str, plan: Plan, task: Task) -> Iterator[TrainReply]:

@@ -12,10 +12,10 @@ convolution is a linear layer on the patches that it reads, laid out as rows ("i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,60 @@ from discreet.per_example.perceptron import unchanged
 from discreet.per_example.terms import mass
 from discreet.privacy.clipping import clip_factors
 from discreet.simulation.client_examples import Batch
-from discreet.simulation.parameter_layout import ParameterLayout, Params, Shape, layout_of
 
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
 
 Pair = tuple[int, int]
+Shape = tuple[int, ...]
+Params = list[Tensor]  # of many models: each parameter (k, ...)
 
 LARGEST_NORM = 2.0**44  # as in discreet.per_example.per_example, a gradient beyond it counts as zero
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """The place of each parameter in a row, as parameters travel, in the order of model.parameters().
+
+    Attributes:
+        parameters: of each its shape in the model, or that with a dimension split in several, and the order of these
+            dimensions as the layers read them.
+    """
+
+    parameters: tuple[tuple[Shape, Shape], ...]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for shape, _ in self.parameters]
+
+    @property
+    def size(self) -> int:
+        """The number of floats of a model."""
+        return sum(self.sizes)
+
+    def copies(self, params: Tensor, count: int) -> Params:
+        """`count` copies of one model `params` (num_params,): contiguous, so that products write into them."""
+        views = self.views(params.unsqueeze(0))
+        # Cloned: contiguous() of a single copy would be `params` itself, and training would move the server's model.
+        return [view.expand(count, *view.shape[1:]).clone(memory_format=torch.contiguous_format) for view in views]
+
+    def views(self, rows: Tensor) -> Params:
+        """Each parameter of rows (k, num_params), as layers read it; writing to it writes to the rows."""
+        pairs = zip(torch.split(rows, self.sizes, dim=1), self.parameters, strict=True)
+        return [part.view(-1, *shape).permute(0, *(1 + dim for dim in order)) for part, (shape, order) in pairs]
+
+    def rows(self, tensors: Params) -> Tensor:
+        """The inverse of `views`: (k, num_params)."""
+        rows = tensors[0].new_empty(len(tensors[0]), self.size)
+        for view, tensor in zip(self.views(rows), tensors, strict=True):
+            view.copy_(tensor)
+        return rows
+
+    def change(self, tensors: Params, params: Tensor) -> Tensor:
+        """The distance of each client's parameters from `params` (num_params,): (k, num_params)."""
+        rows = params.new_empty(len(tensors[0]), self.size)
+        for view, tensor, start in zip(self.views(rows), tensors, self.views(params.unsqueeze(0)), strict=True):
+            torch.sub(tensor, start, out=view)
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +101,9 @@ class Use:
     grads: Tensor
 
 
+# A layer's forward gives its outputs, and what it saves for backward. Backward gives the gradients at the inputs, which
+# are not needed unless `further`, and what the layer's own are made of.
 Backward = tuple[Tensor | None, list[Use]]
-
-
-class Layer(Protocol):
-    """A layer of many models. `saved` is what forward hands to backward."""
-
-    def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        """Outputs, and what backward needs."""
-
-    def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        """The gradients at the inputs (not needed unless `further`), and what the layer's own are made of."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +210,9 @@ class MaxPool:
         return back.permute(0, 2, 3, 1).view(*grads.shape[:2], *images.shape[2:], -1), []
 
 
+Layer = Dense | Activation | Flatten | Patches | MaxPool
+
+
 @dataclass(frozen=True, eq=False)
 class LayerSequence:
     """The models of k clients, layer after layer; parameters are a list of tensors (k, ...), as `layout` has them."""
@@ -197,9 +239,11 @@ class LayerSequence:
         """Each client's sum of per-example gradients, every one clipped to `clip_norm`: (k, num_params)."""
         uses = self._passes(params, batch)
         scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), clip_norm)
-        totals = [torch.zeros(0)] * len(self.layout.blocks)
+        totals, lost = [torch.zeros(0)] * len(self.layout.parameters), (scale == 0)[:, :, None, None]
         for use in uses:
-            inputs, grads = _finite(use, scale)
+            inputs, grads = use.inputs, use.grads
+            if bool(lost.any()):  # 0 * inf would poison the products
+                inputs, grads = inputs.masked_fill(lost, 0.0), grads.masked_fill(lost, 0.0)
             grads = (grads.double() * scale[:, :, None, None]).to(grads.dtype).flatten(1, 2)
             weight = params[use.weight]
             totals[use.weight] = torch.bmm(grads.transpose(1, 2), inputs.flatten(1, 2)).view(weight.shape)
@@ -256,14 +300,6 @@ def clip_scale(norms: Tensor, clip_norm: float) -> Tensor:
     return torch.where(norms < LARGEST_NORM, clip_factors(norms, clip_norm), 0.0)
 
 
-def _finite(use: Use, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and gradients, zero if an example does not count: 0 * inf would poison the products."""
-    lost = (scale == 0)[:, :, None, None]
-    if not bool(lost.any()):
-        return use.inputs, use.grads
-    return use.inputs.masked_fill(lost, 0.0), use.grads.masked_fill(lost, 0.0)
-
-
 def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy) -> LayerSequence | None:
     """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered.
 
@@ -278,17 +314,10 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
     ):
         return None
     way = _Way(input_shape)
-    if not all(type(part) in _READ and _READ[type(part)](way, part) for part in _parts(model)) or way.first is None:
+    parts = (part for _, part in model.named_modules(remove_duplicate=False) if type(part) is not nn.Sequential)
+    if not all(type(part) in _READ and _READ[type(part)](way, part) for part in parts) or way.first is None:
         return None
-    return LayerSequence(tuple(way.layers), layout_of(way.parameters), way.first, loss)
-
-
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    if type(module) is not nn.Sequential:
-        yield module
-        return
-    for part in module:
-        yield from _parts(part)
+    return LayerSequence(tuple(way.layers), ParameterLayout(tuple(way.parameters)), way.first, loss)
 
 
 class _Way:
@@ -319,11 +348,10 @@ class _Way:
     def flatten(self, module: nn.Flatten) -> bool:
         if self.kind == "image":
             self.kind = "flat image"
+            self.add(Flatten())
         elif self.kind == "inputs":
             self.kind, self.shape = "vector", (math.prod(self.shape),)
-        else:
-            return (module.start_dim, module.end_dim) == (1, -1)
-        self.add(Flatten())
+            self.add(Flatten())
         return (module.start_dim, module.end_dim) == (1, -1)
 
     def linear(self, module: nn.Linear) -> bool:

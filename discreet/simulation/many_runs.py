@@ -14,7 +14,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,40 +111,9 @@ def first_line(error: BaseException) -> str:
     return "".join(said) if isinstance(error, TOLD) and said else ": ".join([type(error).__name__, *said])
 
 
-@dataclass
-class Tally:
-    """Counts the runs that have ended, and keeps those that failed, with the reason.
-
-    >>> tally = Tally(40, ended=12, failed=[("run 7 of 40", "no space left on device")])
-    >>> str(tally)
-    '12 of 40 runs, 1 failed'
-    """
-
-    total: int
-    ended: int = 0
-    failed: list[tuple[str, str]] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"{self.ended} of {self.total} runs{failed}"
-
-    def count(self, job: Job, reason: str | None) -> None:
-        """Counts a run that has ended, and says so; without a reason it is done."""
-        self.ended += 1
-        if reason is not None:
-            self.failed.append((job.name, reason))
-        logger.info("%s %s: %s", job.name, "has ended" if reason is None else "failed", self)
-
-    def tell_failures(self, repeat: str) -> None:
-        """Says which runs failed, and what to type to do them again."""
-        logger.error("%d of %d runs failed:", len(self.failed), self.total)
-        for name, reason in self.failed:
-            logger.error("  %s: %s", name, reason)
-        logger.error("to repeat them: %s", repeat)
-
-
-def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Tally:
-    """Does all runs, and goes on if one fails. `shared` is the folder that all their folders lie in.
+def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, str]:
+    """Does all runs, goes on if one fails, and gives the reasons of those that failed, by their names. `shared` is the
+    folder that all their folders lie in.
 
     One at a time: in this process. Else each is a task of the Ray cluster that `ray.address` names, so many at a time,
     or as many as there is room for. If this process is asked to end, the tasks are killed, and a cluster that was
@@ -153,14 +122,15 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Tally:
     Raises:
       ConfigError: the cluster can't be used, or a machine does not see the folder; nothing has started.
     """
-    tally = Tally(len(jobs))
-    if at_a_time > 1 and jobs:
-        for job, reason in _run_on_ray(jobs, at_a_time=at_a_time, shared=shared):
-            tally.count(job, reason)
-    else:
-        for job in jobs:
-            tally.count(job, job.attempt())
-    return tally
+    failed = dict[str, str]()
+    on_ray = at_a_time > 1 and jobs
+    ended = _run_on_ray(jobs, at_a_time=at_a_time, shared=shared) if on_ray else ((job, job.attempt()) for job in jobs)
+    for number, (job, reason) in enumerate(ended, start=1):
+        if reason is not None:
+            failed[job.name] = reason
+        how, lost = "has ended" if reason is None else "failed", f", {len(failed)} failed" if failed else ""
+        logger.info("%s %s: %d of %d runs%s", job.name, how, number, len(jobs), lost)
+    return failed
 
 
 def check_parallel(plans: Sequence[Plan]) -> None:

@@ -26,8 +26,7 @@ from discreet.per_example.objective import LOSS_SCALE, Loss
 from discreet.per_example.recurrent import LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.client_examples import Batch
-from discreet.simulation.layer_sequence import clip_scale
-from discreet.simulation.parameter_layout import ParameterLayout, Params, layout_of
+from discreet.simulation.layer_sequence import ParameterLayout, Params, clip_scale
 
 # Dropout that multiplies an example by a mask, of one number for each of its numbers, or for each of its channels.
 _BY_NUMBER = (nn.Dropout, functional.dropout)
@@ -153,7 +152,7 @@ def mapped_model(model: nn.Module, loss: Loss, *, by_example: bool = False) -> M
     """A model for many clients, in training mode; `by_example`: for gradients of each example."""
     to_train(model)
     shapes = [tuple(value.shape) for value in trainable(model)]
-    layout = layout_of([(shape, tuple(range(len(shape)))) for shape in shapes])
+    layout = ParameterLayout(tuple((shape, tuple(range(len(shape)))) for shape in shapes))
     shared = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
     draws_otherwise = any(type(layer) not in (*_BY_NUMBER, *_BY_CHANNEL) for layer in dropout_layers(model))
     # PyTorch has one call for all steps of RNNBase; of the other, a gradient would be built for each step.

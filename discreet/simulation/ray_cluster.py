@@ -1,4 +1,4 @@
-"""The Ray cluster that a simulation computes on: connected to, checked, and ended if it was started here.
+"""The Ray cluster that a simulation computes on: connected to, checked, worked on, and ended if it was started here.
 
 Every machine must compute the numbers that this one would. So a node is used only after it has told that it has the
 same code of Discreet, the same PyTorch, and the same file of a model of one's own. Ray compares its own version and
@@ -17,13 +17,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import ray
 import torch
+from numpy.typing import NDArray
 from ray._private import ray_constants
 from ray._raylet import (  # type: ignore[attr-defined]
     AuthenticationMode,
@@ -33,14 +34,18 @@ from ray._raylet import (  # type: ignore[attr-defined]
 )
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import Tensor
 
 import discreet
+from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import OWN, own_builder
 from discreet.protocol.run_lost import RunLostError
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import HF
+from discreet.simulation.client_examples import read_only
 from discreet.simulation.processes import ray_environment, scratch_folder
+from discreet.simulation.workers import QUEUED, Train, Work
 
 Task = ray.ObjectRef[Any]
 
@@ -98,7 +103,10 @@ class RayCluster:
           RunLostError: a node has something else, lacks it, or does not tell.
         """
         joined = {node: name for node, name in _alive().items() if node not in self.checked}
-        asked = {node: _check.options(scheduling_strategy=_only(node)).remote(self.alike) for node in joined}
+        # A task that does nothing else.
+        asked = {
+            node: _task.options(num_cpus=0, scheduling_strategy=_only(node)).remote(self.alike, bool) for node in joined
+        }
         for node, answer in asked.items():
             try:
                 ray.get(answer, timeout=TELL_SECONDS)
@@ -111,12 +119,12 @@ class RayCluster:
     @property
     def cpus(self) -> int:
         """The number of CPUs that Ray may use on the nodes that are alive now."""
-        return int(sum(node["Resources"].get("CPU", 0) for node in _nodes()))
+        return _resource("CPU")
 
     @property
     def gpus(self) -> int:
         """The number of GPUs that it may use there."""
-        return int(sum(node["Resources"].get("GPU", 0) for node in _nodes()))
+        return _resource("GPU")
 
     def check_gpus(self, num_gpus: float) -> None:
         """Raises ConfigError if a task asks for a share of a GPU, and there is none."""
@@ -155,13 +163,88 @@ def _task(alike: Alike, function: Callable[..., Any], *args: object) -> Any:
     return function(*args)
 
 
-@ray.remote(num_cpus=0)
-def _check(alike: Alike) -> None:
-    alike.check()
-
-
 def _only(node: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+class RayWorkers(Generic[Work]):
+    """Works as `discreet.simulation.workers.LocalWorkers` does: a chunk of clients is a task, wherever a CPU is free.
+    Results of an exact trainer come as they are done, others in the order of the work, so that a seed gives the same
+    last bits each time.
+
+    What a task needs is put into Ray's object store once, and the parameters once a round. No state of a random
+    generator travels: a task makes the sources of its clients from the seed, or without one from the operating system.
+    So a task that Ray does again, after a process or a machine was lost, gives the same sum, or one with draws that
+    nobody has seen.
+
+    Args:
+        trainer: as `discreet.simulation.cohort` has it; it is sent once to each machine.
+        cluster: where they run.
+        num_gpus: the share of a GPU that a task asks for.
+
+    Raises:
+        ConfigError: tasks ask for GPUs, and the cluster has none.
+    """
+
+    def __init__(self, trainer: Any, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
+        self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, trainer.is_exact
+        cluster.check_gpus(num_gpus)
+        # With the device, in a container: a process fetches the trainer once, and not each task.
+        self._trainer = ray.put(trainer), "cuda" if num_gpus else "cpu"
+        self._params: Task = ray.put(None)  # until work begins
+        self._waiting: list[Task] = []
+        self.count = 1
+
+    def begin(self, params: Tensor) -> None:
+        """Puts the parameters where every machine reads them, and uses the machines that have joined. For machines that
+        are lost the cohort is cut as before, so that its sums do not depend on the loss."""
+        self.close()
+        self._cluster.check_nodes()
+        cpus = self._cluster.cpus
+        by_gpu = int(self._cluster.gpus / self._num_gpus) if self._num_gpus else cpus
+        self.count = max(self.count, min(cpus, by_gpu))
+        self._params = ray.put(params.cpu().numpy())
+
+    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
+        """The replies of each piece of work.
+
+        Raises:
+          RunLostError: the processes or machines that had one were lost, more than `RETRIES` times.
+        """
+        for work in works:
+            self._waiting.append(
+                self._cluster.start(_train, self._trainer, self._params, work, num_gpus=self._num_gpus)
+            )
+            if len(self._waiting) >= QUEUED * self.count:
+                yield self._result()
+        while self._waiting:
+            yield self._result()
+
+    def _result(self) -> PartialReply:
+        done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]
+        self._waiting.remove(done)
+        replies: PartialReply
+        replies, values = result(done, "a chunk of clients")
+        return replace(replies, values=read_only(values))
+
+    def close(self) -> None:
+        """Ends the tasks that nobody waits for."""
+        for task in self._waiting:
+            ray.cancel(task)
+        self._waiting.clear()
+
+
+def _train(held: tuple[Task, str], params: NDArray[Any], work: Any) -> tuple[PartialReply, NDArray[Any]]:
+    """Replies without their sum, and the sum."""
+    replies = _loaded(held)(torch.from_numpy(params.copy()), work)
+    values = replies.values
+    return replace(replies, values=torch.empty(0, dtype=values.dtype)), values.numpy()
+
+
+@lru_cache(maxsize=1)
+def _loaded(held: tuple[Task, str]) -> Train[Any]:
+    trainer, device = held
+    return ray.get(trainer).on(device).replies  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -274,6 +357,10 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
+def _resource(kind: str) -> int:
+    return int(sum(node["Resources"].get(kind, 0) for node in _nodes()))
+
+
 def _alive() -> dict[str, str]:
     """The names of nodes, by their numbers in Ray."""
     return {node["NodeID"]: node["NodeManagerHostname"] for node in _nodes()}
@@ -296,10 +383,7 @@ def source_digest(package: Path) -> str:
 
 
 def _file_of(own_model: str) -> Path:
-    file = inspect.getsourcefile(own_builder(own_model))
-    if file is None:
-        raise ValueError(f"model.name: {own_model} is in no file")
-    return Path(file)
+    return Path(inspect.getfile(own_builder(own_model)))
 
 
 def _digest(paths: list[Path], folder: Path | None = None) -> str:

@@ -1,4 +1,5 @@
-"""The trials of `discreet tune`: priced, drawn once, run, and the best of them published."""
+"""Tuning: trials that are priced, drawn once and run, of which the best is published. Every file of the chosen run says
+what the choice among a random number of trials has cost, and not what one trial has."""
 
 from __future__ import annotations
 
@@ -6,34 +7,48 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from discreet.ledger.durable_ledger import DurableLedger
+from discreet.accounting.accounting import epsilon_spent
+from discreet.accounting.events import RDP
+from discreet.ledger.budget import BudgetSpent
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.mechanisms.mechanism import releases_of, terms_of
+from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.privacy.randomness import source_of
-from discreet.privacy.selection import TrialCount
+from discreet.privacy.selection import TrialCount, selection_event
 from discreet.queries.scores import main_score
-from discreet.server.plan import Plan
-from discreet.server.private_selection import (
-    ACCOUNTANT,
-    SelectionCost,
-    cost_of,
-    model_row,
-    publish,
-    require_room,
-    require_whole,
-)
-from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
+from discreet.reporting.records import model_row
+from discreet.server.plan import Plan, plan_of
+from discreet.server.population_account import PopulationAccount
+from discreet.server.privacy_statement import privacy_facts
+from discreet.server.run_folder import OVER, RunFolder, read_tensors, replace_file, state_of, write_json, write_tensors
+from discreet.server.state import Outcome
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.simulation.many_runs import Job
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
 TUNE_FILE = "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
+ACCOUNTANT = RDP  # the only one that knows the choice among trials
+
+
+@dataclass(frozen=True)
+class SelectionCost:
+    """Epsilons at `delta` by RDP: of one trial of the dearest candidate, and of the whole choice, which is `event`."""
+
+    delta: float
+    one_trial: float
+    selection: float
+    event: DpEvent
 
 
 @dataclass(frozen=True)
@@ -158,7 +173,8 @@ def _run_trial(asked: dict[str, Any], files: RunFolder) -> None:
 
 
 def publish_best(tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder], output: Path) -> str:
-    """Publishes the best trial, deletes the others, and says where it is and what the choice cost, in two lines.
+    """Publishes the best trial as OUTPUT/chosen, deletes the others, and says where it is and what the choice cost, in
+    two lines.
 
     Raises:
       ConfigError: the account of the population ended a trial, or repeated rounds made the choice cost too much.
@@ -167,13 +183,129 @@ def publish_best(tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder],
     repeated = max(DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds for f in trials)
     cost = cost_of(plans, tune.count, repeated=max(0, repeated))
     tune.check_budget(cost)
-    chosen = publish(max((files.path for files in trials), key=score), output, trials=tune.count, cost=cost)
+    chosen, unfinished = output / "chosen", output / "unfinished"
+    if not chosen.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(max((files.path for files in trials), key=score), unfinished)
+        _state_choice(RunFolder(unfinished), tune, cost, named=chosen)
+        unfinished.rename(chosen)
+    DurableLedger(RunFolder(chosen).ledger_path).adopt()  # it was moved
     shutil.rmtree(output / "trials")
     (output / TUNE_FILE).unlink()
     return (
         f"chosen run: {chosen}\n"
         f"epsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta {cost.delta:g}), in every file of it"
     )
+
+
+def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: Path) -> None:
+    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was chosen. The ledger holds
+    one row, the choice. Every round of metrics.csv costs as much as the last one: whichever is released, it was chosen
+    by what came after the last one. ConfigError: the trial has not done a round."""
+    config, checkpoint = files.read_config(), files.load_checkpoint()
+    if checkpoint is None:
+        raise ConfigError(f"{files.path} holds no round: there is nothing to publish")
+    facts: Mapping[str, object] = {
+        "distribution": tune.distribution,
+        "mean": tune.mean,
+        "delta": cost.delta,
+        "epsilon_of_one_trial": cost.one_trial,
+        "epsilon": cost.selection,
+        "accountant": ACCOUNTANT,
+        "covers": "the chosen run and that it was chosen",
+        "not_covered": ["the number of trials", "the other trials", "how long they took"],
+    }
+    config = replace(config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT))
+    for path in files.path.glob(f"{files.ledger_path.name}*"):
+        path.unlink()
+    plan = plan_of(config)
+    ledger = DurableLedger.create(files.ledger_path, facts=plan.deciding)
+    ledger.charge([Charge(checkpoint.round, USER, "", cost.event)])
+    files.save_checkpoint(checkpoint)
+    if (best := files.load_checkpoint(best=True)) is not None:
+        files.save_checkpoint(best, best=True)
+    files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
+    files.write_config(plan.written)
+    before = json.loads((files.path / "privacy.json").read_text())
+    lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
+    outcome = Outcome(checkpoint, before["stopped"], lost)
+    # This ledger has no account of the population: its total would tell the number of trials.
+    write_json(files.path / "privacy.json", {**privacy_facts(plan, ledger, outcome), "selection": facts})
+    model = files.path / "model.safetensors"
+    tensors, metadata = read_tensors(model)
+    write_tensors(model, tensors, {**metadata, "selection": json.dumps(facts)})
+    write_json(files.path / "selection.json", facts)
+
+
+def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
+    """The cost of a choice among trials of these plans, each trial with all of its rounds. `repeated`: the most rounds
+    that a trial did a second time because it was interrupted.
+
+    Raises:
+      ConfigError: a plan gives a guarantee other than the user-level one, none at all, or no noise; their
+        deltas differ; or none of them costs most at every Renyi order.
+    """
+    for plan in plans:
+        mechanisms = plan.mechanisms
+        if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:
+            raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
+        if len(mechanisms) > 1:
+            raise ConfigError(
+                "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
+                "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
+            )
+        if plan.output is not None or plan.resume:
+            raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
+    deltas = {plan.run.delta for plan in plans}
+    if len(deltas) > 1:
+        raise ConfigError("privacy.delta must be the same for every candidate")
+    delta, spent = deltas.pop(), list({_planned(plan, repeated) for plan in plans})
+    one = max(epsilon_spent(entries, delta=delta, accountant=ACCOUNTANT) for entries in spent)
+    try:
+        event = selection_event(spent, trials=trials)
+        return SelectionCost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=ACCOUNTANT), event)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def require_room(trials: Sequence[Plan]) -> None:
+    """Raises ConfigError unless the population's account, if trials charge one, has room for all rounds of all of them:
+    a trial that others before it end early is not the one whose repetitions Papernot and Steinke price."""
+    if len({plan.account for plan in trials}) > 1:
+        raise ConfigError("privacy.user.account must be the same for every candidate")
+    charges = [Charge(0, USER, "", event, count) for plan in trials for event, count in _planned(plan, 0)]
+    for account in map(PopulationAccount.of, trials):
+        try:
+            if account is not None:
+                account.require_room(charges)
+        except BudgetSpent as error:
+            raise ConfigError(
+                f"privacy.user.account has no room for all trials that were drawn: with all of them {error}"
+            ) from error
+
+
+def require_whole(trials: Sequence[RunFolder]) -> None:
+    """Raises ConfigError if a trial was ended by the population's account: then none may be published."""
+    for files in trials:
+        said = json.loads((files.path / "privacy.json").read_text())
+        ended = said["stopped"] is not None and said["model_round"] == said["rounds"]  # and did not run away
+        if ended and files.read_config().privacy.user.account is not None:
+            raise ConfigError(
+                "privacy.user.account has no room for all trials, and one ended early: nothing is published. What they "
+                "have spent is charged there"
+            )
+
+
+def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
+    mechanism = server_mechanism(plan.run)
+    assert mechanism is not None
+    noise_multiplier = terms_of(mechanism).noise_multiplier
+    assert noise_multiplier is not None
+    planned = releases_of(mechanism, noise_multiplier, plan.run.rounds)
+    # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
+    rates = plan.run.evaluation.private and plan.run.evaluation.cohort == "same"
+    again = mechanism.event(noise_multiplier, rates=rates)
+    return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
 
 
 def score(folder: Path) -> float:

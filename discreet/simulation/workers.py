@@ -39,26 +39,7 @@ TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSE
 KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
 
 
-class NoWorkers(Generic[Work]):
-    """Trains in this process, when a reply is asked for: for a GPU, and if nothing can fork.
-
-    `count`: of the processes that it stands for; work that is cut for so many gives the same sums.
-    """
-
-    def __init__(self, train: Train[Work], *, count: int = 1) -> None:
-        self._train, self._params, self.count = train, torch.empty(0), count
-
-    def begin(self, params: Tensor) -> None:
-        self._params = params
-
-    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
-        return (self._train(self._params, work) for work in works)
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-class ForkedWorkers(Generic[Work]):
+class LocalWorkers(Generic[Work]):
     """Processes, forked when the first work comes, that give replies back in the order of the work.
 
     Args:
@@ -66,14 +47,16 @@ class ForkedWorkers(Generic[Work]):
             forked, so that work and replies' numbers are all that travels.
         count: how many processes.
         num_params: of the model.
-        sum_length: of the sum in a reply; `num_params` unless it is given.
+        sum_length: of the sum in a reply.
+        forks: False trains in this process, when a reply is asked for: on a GPU, and if nothing can fork. Work that is
+            cut for as many processes gives the same sums.
     """
 
-    def __init__(self, train: Train[Work], *, count: int, num_params: int, sum_length: int | None = None) -> None:
+    def __init__(self, train: Train[Work], *, count: int, num_params: int, sum_length: int, forks: bool = True) -> None:
         places = QUEUED * count + 1
-        self._train, self.count = train, count
+        self._train, self.count, self._forks = train, count, forks
         self._params = _mapped(num_params, dtype=torch.float32)
-        self._slots = _mapped(places, sum_length or num_params, dtype=torch.float64)
+        self._slots = _mapped(places, sum_length, dtype=torch.float64)
         self._free = deque(range(places))
         self._processes: deque[tuple[BaseProcess, Connection]] = deque()
         self._waiting: deque[tuple[Connection, int]] = deque()
@@ -91,6 +74,9 @@ class ForkedWorkers(Generic[Work]):
           RunLostError: the process that had a piece is gone.
         """
         for work in works:
+            if not self._forks:
+                yield self._train(self._params, work)
+                continue
             self._submit(work)
             if not self._free:
                 yield self._result()
@@ -147,7 +133,7 @@ class ForkedWorkers(Generic[Work]):
 
 
 class Workers(Protocol[Work]):
-    """`ForkedWorkers`, `NoWorkers` and `discreet.simulation.ray_workers.RayWorkers`."""
+    """`LocalWorkers` and `discreet.simulation.ray_cluster.RayWorkers`."""
 
     count: int
 

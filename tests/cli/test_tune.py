@@ -15,7 +15,6 @@ from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.privacy.selection import TrialCount
 from discreet.server.plan import plan_of, planned
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.server.private_selection import cost_of, require_room
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.settings.compose import load_config
@@ -23,6 +22,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import tuning
 from discreet.simulation.in_process import simulate
+from discreet.simulation.tuning import cost_of, require_room
 from tests.command import tune as main
 
 SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]

@@ -138,30 +138,16 @@ def test_a_new_ledger_is_whole_without_what_sqlite_keeps_beside_it(tmp_path: Pat
         assert connection.execute("select count(*) from releases").fetchone() == (0,)
 
 
-READ: dict[str, Callable[[DurableLedger], object]] = {
-    "spent": lambda ledger: ledger.spent("user"),
-    "check": DurableLedger.check,
-}
-
-
 @pytest.mark.parametrize(
-    ("change", "read"),
-    [
-        ("event = cast(event as blob)", "spent"),
-        ("event = cast(event as blob)", "check"),
-        ("event = 'gaussian'", "spent"),
-        ("count = 'many'", "spent"),
-        ("count = 0.5", "spent"),
-        ("round = x'01'", "check"),
-    ],
+    "change", ["event = cast(event as blob)", "event = 'gaussian'", "count = 0.5", "round = x'01'"]
 )
-def test_a_value_that_is_none_of_its_column_is_an_error_of_the_ledger(change: str, read: str, tmp_path: Path) -> None:
+def test_a_value_that_is_none_of_its_column_is_an_error_of_the_ledger(change: str, tmp_path: Path) -> None:
     ledger = DurableLedger.create(tmp_path / "ledger.db")
     ledger.charge([Charge(1, "user", "", GaussianDpEvent(1.0))])
     with sqlite3.connect(ledger.path) as connection:
         connection.execute(f"update releases set {change}")
     with pytest.raises(LedgerError, match=f"{ledger.path} .*is damaged"):
-        READ[read](ledger)
+        _ = ledger.check() if "round" in change else ledger.spent("user")
 
 
 def test_what_this_machine_knows_of_ledgers_may_be_damaged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

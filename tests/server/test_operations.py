@@ -1,25 +1,35 @@
-"""Watching a run: its log, its status; and that only one server writes it."""
+"""Watching a run: its log, its status, its progress, trackers; and that only one server writes it."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from discreet.cli.status import status_facts, status_lines
+from discreet.deployment.flower_home import free_port
 from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
+from discreet.mechanisms.sums import PartialReply
+from discreet.protocol.messages import TrainReply
+from discreet.server.progress import Progress
 from discreet.server.run_folder import RunFolder, only_writer
+from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
+from examples.trackers import mlflow_rounds, prometheus_rounds, tensorboard_rounds
 
 RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
 
@@ -89,3 +99,99 @@ def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(monkeypatch: 
     assert (config.rounds, config.data.num_clients, config.output_dir) == (3, 4, "/a b")
     monkeypatch.delenv("DISCREET_OVERRIDES")
     assert config_of(Context(1, 1, {}, RecordDict(), {})).data.num_clients == 200
+
+
+FEW = (
+    *("rounds=2", "data.num_clients=40", "model.name=logistic_regression", "training.epochs=1"),
+    "privacy.user.noise_multiplier=1",
+)
+TOLD = {"loss", "accuracy", "clip_norm", "fraction_below", "epsilon_user"}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, float, float]]]:
+    """(round, value, time) of everything that TensorBoard has of a run, after the values are those of metrics.csv."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path_factory.mktemp("tracked")
+    run = tensorboard_rounds.train(str(folder / "logs"), *FEW, f"output_dir={folder / 'run'}")
+    rows = RunFolder(run).read_metrics()
+    events = EventAccumulator(str(folder / "logs"))
+    events.Reload()
+    found = {name: [(e.step, e.value, e.wall_time) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    for name, points in found.items():
+        assert [value for _, value, _ in points] == pytest.approx([row[name] for row in rows])
+    return found
+
+
+def test_what_is_not_covered_by_the_guarantee_does_not_go_out(told: dict[str, list[tuple[int, float, float]]]) -> None:
+    assert {*told} == TOLD
+
+
+def test_a_round_bears_no_time_of_its_own(told: dict[str, list[tuple[int, float, float]]]) -> None:
+    assert len({time for points in told.values() for _, _, time in points}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of SQLAlchemy, which MLflow uses
+def test_mlflow_has_the_same_rounds(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    rows = RunFolder(mlflow_rounds.train(uri, *FEW, f"output_dir={tmp_path / 'run'}")).read_metrics()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (tracked,) = client.search_runs([client.get_experiment_by_name("discreet").experiment_id])
+    assert {*tracked.data.metrics} == TOLD
+    for name in TOLD:
+        history = sorted(client.get_metric_history(tracked.info.run_id, name), key=lambda each: each.step)
+        assert [each.value for each in history] == pytest.approx([row[name] for row in rows])
+        assert len({each.timestamp for each in history}) == 1
+
+
+def test_prometheus_reads_the_last_round(tmp_path: Path) -> None:
+    port = free_port()
+    run = prometheus_rounds.train(str(port), *FEW, f"output_dir={tmp_path / 'run'}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        found = dict(re.findall(r"(?m)^discreet_(\w+) (\S+)$", answer.read().decode()))
+    row = RunFolder(run).read_metrics()[-1]
+    assert {*found} == {*TOLD, "round"}
+    assert {name: float(value) for name, value in found.items()} == pytest.approx({name: row[name] for name in found})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def replies(count: int) -> Iterable[TrainReply | PartialReply | Failure]:
+    several = PartialReply(torch.zeros(1), 0, count - 2, 1.0)
+    return [TrainReply(1, torch.zeros(1), below=True), Failure(3, "late", ""), several]
+
+
+def shown(stream: io.StringIO, *, rounds: int, done: int, cohorts: list[tuple[int, int]]) -> None:
+    """Rounds of ten seconds each, with as many replies of as large a cohort."""
+    now = 0.0
+    progress = Progress(stream, rounds, clock=lambda: now)
+    with progress.shown(done):
+        for count, cohort in cohorts:
+            now += 10
+            assert len(list(progress.counted(replies(count) if count else [], cohort=cohort))) == (3 if count else 0)
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    """What stood on the line, one after the other."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    pieces = re.split(r"[\r\n]|\x1b\[[^a-zA-Z]*[a-zA-Z]", plain)
+    return [" ".join(piece.split()) for piece in pieces if piece.strip()]
+
+
+def test_the_line_counts_clients_of_every_kind() -> None:
+    stream = Terminal()
+    shown(stream, rounds=10, done=4, cohorts=[(50, 50), (25, 50)])
+    assert lines(stream)[-1] == "round 6/10 0/50 clients 2.5 clients/s 0:01:40 left"
+    # The numbers of a look: every kind of reply counts for as many clients as it stands for.
+    progress = Progress(Terminal(), 10, clock=iter(range(0, 10_000, 10)).__next__)
+    with progress.shown(0):
+        list(progress.counted(replies(50), cohort=50))
+    assert progress.line.fields["clients"] == "50/50"
+    assert progress.line.completed == 1

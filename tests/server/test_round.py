@@ -1,22 +1,39 @@
-"""One round: what is added up, what is noised, and by how much."""
+"""One round: who is asked, what is added up, what is noised and by how much, and the step of the server's optimizer."""
 
 from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from dp_accounting import DpEvent
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.message_type import MessageType
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedYogi
+from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
+from torch import Tensor
 
+import discreet
+from discreet.mechanisms.mechanism import PlainSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
-from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.resuming import asked_settings
+from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
+from discreet.server.run_folder import RunFolder
 from discreet.server.run_plan import round_settings
-from discreet.server.server_optimizer import ServerSGD
+from discreet.server.server_optimizer import ServerAdam, ServerOptimizer, ServerSGD, ServerYogi, apply, server_optimizer
 from discreet.server.session import resolve
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
+from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import central
 
 SIZE = 20_000
@@ -112,3 +129,171 @@ def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
     unopened = [UnopenedSum(opened, 4)]
     dp_fedavg_round(before, unopened, how, source=seeded_source(3), charge=lambda _: order.append("charged"))
     assert order == ["charged", "opened"]
+
+
+C, Z, COHORT = 0.5, 2.0, 10.0
+PRIVATE = central(Z)
+SHRINKING = RoundSettings(COHORT, ServerSGD(momentum=0.8, shrink_with_noise=True), PRIVATE)
+
+
+def rounds(how: RoundSettings, updates: list[TrainReply], *, number: int) -> list[State]:
+    states, source = [initial_state(torch.zeros(SIZE), clip_norm=C)], seeded_source(52387)
+    for index in range(number):
+        after, _ = dp_fedavg_round(states[-1], updates, how, source=source.child(index), charge=lambda _: None)
+        states.append(after)
+    return states
+
+
+def step(states: list[State]) -> torch.Tensor:
+    return states[-1].params - states[-2].params
+
+
+def test_the_noise_in_the_velocity_is_what_is_expected_there() -> None:
+    # Of a sum of 20,000 squares: its relative standard deviation is 0.01, and 6 of them are 1e-9.
+    states = rounds(SHRINKING, [], number=6)
+    assert float(states[-1].velocity.square().sum()) == pytest.approx(states[-1].noise_energy, rel=0.06)
+    # So the share of the step that is signal is at most sqrt(0.06).
+    assert float(step(states).norm()) <= 0.25 * float(states[-1].velocity.norm())
+
+
+def test_a_step_is_as_long_as_its_signal() -> None:
+    strong = [TrainReply(1, torch.full((SIZE,), 1.0), below=False)] * 1000  # 1000 for an expected cohort of 10: 100 C
+    states = rounds(SHRINKING, strong, number=1)
+    # The noise is 14.1 long in 20,000 directions, 0.1 along the signal of 50: 2 % are ten standard deviations.
+    assert float(step(states).norm()) == pytest.approx(100 * C, rel=0.02)
+
+
+NUMBERS, CLIENTS, ROUNDS = 40, 3, 6
+NOBODY = cast(Grid, None)
+TINY = ["data.name=breast_cancer", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
+TINY += ["privacy.user.noise_multiplier=1", "rounds=4", "seed=60913", "privacy.noise=float"]
+
+
+def reply(params: Tensor, update: Tensor) -> Message:
+    """What a client of a Flower app sends: its parameters, and how many examples it has."""
+    arrays = ArrayRecord([(params + update).numpy()])
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 7})})
+    return Message(content=content, dst_node_id=1, message_type=MessageType.TRAIN)
+
+
+def updates() -> list[list[Tensor]]:
+    """Of each round, the updates of its clients: some coordinates far smaller than others, as in a model."""
+    generator = torch.Generator().manual_seed(40471)
+    scale = torch.logspace(-5, 0, NUMBERS)
+    return [[scale * torch.randn(NUMBERS, generator=generator) for _ in range(CLIENTS)] for _ in range(ROUNDS)]
+
+
+def by_flower(strategy: FedAvg) -> Tensor:
+    strategy.fraction_train = 0.0
+    params = torch.linspace(-1, 1, NUMBERS)
+    for number, cohort in enumerate(updates(), 1):
+        # With a fraction of 0 it makes no messages, and learns the parameters of the round.
+        strategy.configure_train(number, ArrayRecord([params.numpy()]), ConfigRecord(), NOBODY)
+        arrays, _ = strategy.aggregate_train(number, [reply(params, update) for update in cohort])
+        assert arrays is not None
+        params = torch.from_numpy(arrays.to_numpy_ndarrays()[0]).float()
+    return params
+
+
+def by_discreet(optimizer: ServerOptimizer) -> Tensor:
+    state = initial_state(torch.linspace(-1, 1, NUMBERS), clip_norm=float("inf"))
+    how = RoundSettings(float(CLIENTS), optimizer, PlainSum())
+    for cohort in updates():
+        sent = [TrainReply(1, update, below=True) for update in cohort]
+        state, _ = dp_fedavg_round(state, sent, how, source=seeded_source(3), charge=lambda _: None)
+    return state.params
+
+
+@pytest.mark.parametrize(
+    ("ours", "flowers"),
+    [
+        (ServerSGD(), FedAvg),
+        (ServerSGD(0.5, momentum=0.9), lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9)),
+        (ServerAdam(0.3, 0.8, 0.95, 0.1), lambda: FedAdam(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1)),
+        (ServerYogi(0.3, 0.8, 0.95, 0.1), lambda: FedYogi(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1)),
+    ],
+    ids=["sgd", "momentum", "adam", "yogi"],
+)
+def test_rounds_without_noise_and_clip_are_those_of_flowers_strategy(
+    ours: ServerOptimizer, flowers: Callable[[], FedAvg], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    # Both add updates of 1 to parameters of 1 in float32, and divide by roots of their squares.
+    torch.testing.assert_close(by_discreet(ours), by_flower(flowers()), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("ours", [ServerAdam(), ServerYogi()], ids=str)
+def test_an_optimizer_whose_second_moment_was_lost_makes_no_step(ours: ServerOptimizer) -> None:
+    with pytest.raises(ValueError, match="after 3 steps the second moment is missing"):
+        apply(ours, State(3, torch.zeros(2), torch.ones(2), 1.0), torch.ones(2))
+
+
+@pytest.mark.parametrize("how", ["shrink_with_noise=true", "optimizer=adam"])
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(how: str, tmp_path: Path) -> None:
+    words = [*TINY, f"server.{how}"]
+    simulate(load_config([*words, f"output_dir={tmp_path / 'whole'}"]))
+    simulate(load_config([*words, f"output_dir={tmp_path / 'parts'}", "rounds=2"]))
+    simulate(asked_settings(["resume=true", f"output_dir={tmp_path / 'parts'}", "rounds=4"]))
+    whole, parts = (RunFolder(tmp_path / name).load_checkpoint() for name in ("whole", "parts"))
+    assert whole is not None
+    assert parts is not None
+    assert torch.equal(whole.params, parts.params)
+    assert torch.equal(whole.second_moment, parts.second_moment)
+
+
+@pytest.mark.parametrize("ours", [ServerSGD(momentum=0.9, shrink_with_noise=True), ServerAdam(), ServerYogi()], ids=str)
+def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: ServerOptimizer) -> None:
+    # An update split among two clients in other ways gives the same sum, the same noise, and so the same model.
+    user = central(1.0, probability=0.5)
+    how, ends = RoundSettings(4.0, ours, user), []
+    for shares in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
+        state = initial_state(torch.zeros(2), clip_norm=8.0)
+        for number in range(3):
+            sent = [TrainReply(1, share * torch.tensor([4.0, 2.0]), below=True) for share in shares]
+            source = seeded_source(631).child(number)
+            state, _ = dp_fedavg_round(state, sent, how, source=source, charge=lambda _: None)
+        ends.append(state.params)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("ours", [ServerSGD(0.5, momentum=0.9), ServerAdam(eta=0.3), ServerYogi(tau=0.1)], ids=str)
+def test_a_strategy_for_any_app_steps_by_the_optimizer_that_it_is_given(ours: ServerOptimizer) -> None:
+    strategy = discreet.DPFedAvg(population_size=10, target_epsilon=1.0, server_optimizer=ours)
+    assert server_optimizer(strategy.config.server) == ours
+
+
+DRAWS, ALARM = 3000, 1e-9
+
+
+def p_value(sampling: CohortSampling, members: range, chances: list[float]) -> float:
+    """Chi-square test of the cohorts' sizes, which have these chances."""
+    source = seeded_source(73009)
+    sizes = Counter(len(sampling.draw(members, source)) for _ in range(DRAWS))
+    assert max(sizes) < len(chances)
+    seen = [sizes[size] for size in range(len(chances))]
+    return float(stats.chisquare(seen, [DRAWS * chance for chance in chances]).pvalue)
+
+
+def test_a_poisson_cohort_is_empty_as_often_as_it_should_be() -> None:
+    sampling, chances = CohortSampling("poisson", 0.3, 3), [0.343, 0.441, 0.189, 0.027]
+    assert p_value(sampling, range(3), chances) > ALARM
+    not_empty = [1e-9, *(chance / (1 - 0.343) for chance in chances[1:])]
+    assert p_value(sampling, range(3), not_empty) < ALARM
+
+
+def test_a_fixed_size_cohort_is_drawn_from_the_population_not_from_who_is_connected() -> None:
+    sampling = CohortSampling("fixed", 0.5, 4)
+    assert p_value(sampling, range(2), [1 / 6, 4 / 6, 1 / 6]) > ALARM
+    assert p_value(sampling, range(2), [1 / 4, 2 / 4, 1 / 4]) < ALARM
+    assert {len(sampling.draw(range(4), seeded_source(seed))) for seed in range(9)} == {2}
+
+
+def test_drawing_a_cohort_of_a_million_takes_the_memory_of_the_cohort() -> None:
+    tracemalloc.start()
+    cohort = CohortSampling("poisson", 1e-4, 10**6).draw(range(10**6), seeded_source(33091))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 20 < len(cohort) < 200
+    assert peak < 2_000_000

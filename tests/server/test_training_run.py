@@ -1,15 +1,24 @@
-"""A run ends before the round that would pass its budget, and says so."""
+"""A run ends before the round that would pass its budget, or if its loss diverges, and leaves its best model."""
 
 from __future__ import annotations
 
 import csv
 import json
 import logging
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import discreet.server.session
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.queries.scores import EvaluationResult
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import Outcome
+from discreet.server.training_run import stopping_reason
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -21,9 +30,8 @@ COLUMNS = (
 
 
 def test_a_target_is_reached_at_the_planned_round_and_never_passed(tmp_path: Path) -> None:
-    outcome = simulate(
-        load_config([*SMALL, "rounds=4", "privacy.user.target_epsilon=3", f"output_dir={tmp_path / 'run'}"])
-    )
+    words = [*SMALL, "rounds=4", "privacy.user.target_epsilon=3", f"output_dir={tmp_path / 'run'}"]
+    outcome = simulate(load_config(words))
     assert outcome.stopped is None
     epsilon = DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3)
     assert 0.999 * 3 <= epsilon <= 3
@@ -32,12 +40,8 @@ def test_a_target_is_reached_at_the_planned_round_and_never_passed(tmp_path: Pat
 def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = [
-        "rounds=50",
-        "privacy.user.noise_multiplier=1",
-        "privacy.user.max_epsilon=5",
-        "privacy.user.too_noisy=warn",
-    ]
+    words = ["rounds=50", "privacy.user.noise_multiplier=1", "privacy.user.max_epsilon=5"]
+    words += ["privacy.user.too_noisy=warn"]
     with caplog.at_level(logging.INFO, logger="discreet"):
         outcome = simulate(load_config([*SMALL, *words, f"output_dir={tmp_path / 'run'}"]))
     spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
@@ -67,10 +71,100 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     assert user["floating_point"]["noise"] == "grid"
     assert 0 < user["floating_point"]["delta_slack"] < 1e-15
     assert user["not_covered"]
-
-
-def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    words = [*SMALL, "rounds=1", f"output_dir={tmp_path / 'run'}"]
-    simulate(load_config(words))
     with pytest.raises(ConfigError, match="holds a run already: resume=true goes on with it"):
-        simulate(load_config(words))
+        simulate(load_config([*SMALL, "rounds=2", f"output_dir={folder}"]))
+
+
+CANCER = ["data.name=breast_cancer", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
+PRIVATE = ["privacy.user.noise_multiplier=1", "sampling.probability=0.5", "seed=60913"]
+NOT_PRIVATE = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null", "seed=60913"]
+FALLS_THEN_GROWS = [0.6, 0.2, 2.0, 3.0, 5.0, 4.0, 6.0, 0.1]  # lost after round 7: chance is log(2), twice that is 1.39
+
+
+def run(folder: Path, *words: str) -> tuple[Outcome, RunFolder]:
+    return simulate(load_config([*CANCER, *words, f"output_dir={folder}"])), RunFolder(folder)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The losses that the public test set will show, in order."""
+    losses = list(FALLS_THEN_GROWS)
+    monkeypatch.setattr(
+        discreet.server.session, "evaluate", lambda *_, **__: EvaluationResult(losses.pop(0), {"accuracy": 0.5})
+    )
+    return losses
+
+
+@pytest.fixture
+def lost(tmp_path: Path, scripted: Sequence[float]) -> tuple[Outcome, RunFolder]:
+    return run(tmp_path / "run", *PRIVATE, "rounds=8")
+
+
+def test_a_run_that_diverges_ends_and_says_why_everywhere(lost: tuple[Outcome, RunFolder]) -> None:
+    outcome, folder = lost
+    reason = (
+        "the loss on the public test set diverged: 6 after round 7, 0.2 after round 2; "
+        "the model is the one after round 2"
+    )
+    status, privacy = (json.loads((folder.path / name).read_text()) for name in ("status.json", "privacy.json"))
+    assert (status["state"], status["reason"], outcome.stopped) == ("stopped", reason, reason)
+    assert (privacy["stopped"], privacy["rounds"], privacy["model_round"]) == (reason, 7, 2)
+
+
+def test_its_model_is_the_best_public_one_and_its_ledger_holds_all_rounds(
+    lost: tuple[Outcome, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    _, short = run(tmp_path / "two rounds", *PRIVATE, "rounds=2")
+    found, expected = (load_file(folder.path / "model.safetensors") for folder in (lost[1], short))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert DurableLedger(lost[1].ledger_path).spent("user").num_releases == 7
+
+
+def test_a_lost_run_that_is_resumed_ends_again_and_spends_nothing(
+    lost: tuple[Outcome, RunFolder], tmp_path: Path
+) -> None:
+    before = load_file(lost[1].path / "model.safetensors")
+    outcome, folder = run(tmp_path / "run", *PRIVATE, "rounds=20", "resume=true")
+    assert outcome.stopped == lost[0].stopped
+    assert DurableLedger(folder.ledger_path).spent("user").num_releases == 7
+    after = load_file(folder.path / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_best_model_is_known_to_a_run_that_is_resumed(tmp_path: Path, scripted: list[float]) -> None:
+    run(tmp_path / "run", *PRIVATE, "rounds=4")
+    outcome, _ = run(tmp_path / "run", *PRIVATE, "rounds=8", "resume=true")
+    assert (outcome.checkpoint.round, outcome.model.round) == (7, 2)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_a_model_of_numbers(tmp_path: Path) -> None:
+    outcome, folder = run(tmp_path / "run", *NOT_PRIVATE, "rounds=8", "model.name=mlp", "training.learning_rate=1e4")
+    assert outcome.stopped is not None
+    assert "the loss on the public test set is nan after round" in outcome.stopped
+    assert outcome.model.round < outcome.checkpoint.round
+    assert all(torch.isfinite(tensor).all() for tensor in load_file(folder.path / "model.safetensors").values())
+
+
+def test_a_run_that_may_still_learn_is_not_lost() -> None:
+    better, bad_start = [9.0, 8.5, 8.0, 7.5, 7.0, 6.5], [2.3, 9.0, 9.0, 9.0, 9.0, 2.0]
+    overfits = [0.2, 0.3, 0.4, 0.6, 0.8, 1.2, 1.8]  # and is better than chance
+    for losses in ([], [2.3] * 9, better, bad_start, overfits):
+        assert stopping_reason(losses, chance_loss=math.log(10)) is None
+
+
+def test_the_clip_norm_stops_at_its_ceiling_which_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["rounds=5", "privacy.user.clip.norm=1e-4", "privacy.user.clip.learning_rate=9"]
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        _, folder = run(tmp_path / "run", *PRIVATE, *words)
+    norms = [row["clip_norm"] for row in folder.read_metrics()]
+    assert max(norm or 0.0 for norm in norms) == pytest.approx(1e-3)
+    assert sum("privacy.user.clip.max=0.001 " in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(("words", "ceiling"), [([], 3.0), (["privacy.user.clip.max=0.5"], 0.5)])
+def test_the_ceiling_is_ten_times_the_first_norm_unless_it_is_given(words: list[str], ceiling: float) -> None:
+    assert load_config(words).privacy.user.clip.ceiling == ceiling

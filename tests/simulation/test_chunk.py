@@ -1,20 +1,24 @@
-"""Clients trained together do what each would do alone, for the same random draws."""
+"""Clients trained together do what each would do alone, for the same random draws, or for draws of the same law."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from benchmarks.own_models import OWN
-from discreet.privacy.randomness import RandomSource
-from discreet.simulation.chunk import Chunk, SecureDraws, chunk_updates
+from benchmarks.own_models import OWN, dropping
+from discreet.data.partition import Numbers
+from discreet.per_example.objective import cross_entropy
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.simulation.chunk import Chunk, SecureDraws, SeededDraws, chunk_updates
 from discreet.simulation.client_examples import shared_examples, table_of
-from discreet.training.local_training import ExamplePrivacy, LocalSettings, sampling_probability
-from tests.node.clients import clipped, gradients, write
+from discreet.simulation.mapped_model import mapped_model
+from discreet.training.local_training import ExamplePrivacy, LocalSettings
 from tests.simulation.chunks import Clients, apart
 
 SIZES = (13, 7, 7, 3, 1, 0)
@@ -61,62 +65,107 @@ def test_the_comparison_finds_another_learning_rate() -> None:
     assert apart(clients.together(SGD), clients.alone(replace(SGD, learning_rate=0.1001))) > 5e-4
 
 
-def test_where_no_client_has_a_batch_each_still_draws_the_noise_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "discreet.training.local_training.poisson_sample", lambda *_, **__: torch.zeros(0, dtype=torch.int64)
-    )
-    clients, how = Clients("logistic_regression", (2,), (9, 7, 2)), replace(SGD, example=EXAMPLE)
-    steps = (4, 4, 2)  # 2 epochs of ceil(n / 5)
-    drawn = [
-        torch.stack([source.child("step", step).child("noise").normal(15) for step in range(count)]).sum(0)
-        for source, count in zip(clients.sources(), steps, strict=True)
-    ]
-    expected = -0.1 * 0.3 * 0.5 / 5 * torch.stack(drawn)
-    torch.testing.assert_close(clients.together(how), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_poisson_batch_counts_whole_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discreet.training.local_training.poisson_sample", lambda count, **_: torch.arange(count))
-    clients = Clients("logistic_regression", (2,), (12, 9))
-    updates = clients.together(replace(SGD, epochs=1, batch_size=3, example=ExamplePrivacy(0.5, 0.0)))
-    for update, numbers in zip(updates, clients.held, strict=True):
-        model, data = nn.Sequential(nn.Linear(2, 5)), clients.data.subset(torch.from_numpy(numbers))
-        params = clients.start
-        for _ in range(len(numbers) // 3):  # every step adds up all of the client's examples, and divides by 3
-            write(model, params)
-            params = params - 0.1 * clipped(gradients(model, data), 0.5) / 3
-        torch.testing.assert_close(update, params - clients.start, rtol=1e-4, atol=1e-6)
-
-
-def test_a_client_that_is_not_finite_spoils_nobody_else() -> None:
-    clients = Clients("cnn", (1, 8, 8), (4, 4, 4))
+def test_examples_that_are_not_finite_spoil_no_other_client_and_are_dropped_by_dp_sgd() -> None:
+    clients = Clients("mlp", (1, 8, 8), (6, 6, 6))
     data = clients.data
-    data.inputs[torch.from_numpy(clients.held[1])] = torch.inf
-    chunk = replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=shared_examples(data, torch.device("cpu")))
-    updates = chunk_updates(chunk, clients.start)
-    assert torch.isfinite(updates).all(1).tolist() == [True, False, True]
+    data.inputs[clients.held[1][2]] = torch.nan
+    shared = shared_examples(data, torch.device("cpu"))
+    spoilt = chunk_updates(replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=shared), clients.start)
+    assert torch.isfinite(spoilt).all(1).tolist() == [True, False, True]
+    how, held = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.held[1]
+    table = table_of([held, np.delete(held, 2)])
+    updates = chunk_updates(Chunk(clients.layers, shared, table, [how] * 2, SecureDraws(secure())), clients.start)
+    assert apart(updates[:1], updates[1:]) < 1e-5
 
 
-def test_dp_sgd_drops_examples_that_are_not_finite_as_alone() -> None:
-    clients = Clients("mlp", (1, 8, 8), (6, 4))
-    how, data = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.data
-    data.inputs[clients.held[0][2]] = torch.nan
-    held = [clients.held[0], np.delete(clients.held[0], 2)]
-    chunk = Chunk(
-        clients.layers, shared_examples(data, torch.device("cpu")), table_of(held), [how] * 2, SecureDraws(secure())
-    )
-    updates = chunk_updates(chunk, clients.start)
-    assert apart(updates[:1] * (64 / 64), updates[1:]) < 1e-5
+FOUR = np.array([6, 6, 3, 1])
 
 
-def test_clients_of_unlike_noise_each_get_their_own() -> None:
-    """Empty batches leave noise alone; false alarm below 1e-9 for 2,570 normal values and a factor of 1.5."""
-    clients = Clients("logistic_regression", (256,), (2, 1))
-    rare = LocalSettings(1, 1, 1.0, 0.0)
-    how = [replace(rare, example=ExamplePrivacy(1e-6, noise)) for noise in (4e6, 1e6)]
-    chunk = clients.chunk(how, SecureDraws(secure()))
-    first, second = chunk_updates(chunk, clients.start).std(dim=1).tolist()
-    steps = (2 / 1) ** 0.5  # two steps for the first client, one for the second
-    assert 0.8 * 4 * steps < first < 1.2 * 4 * steps
-    assert 0.8 < second < 1.2
-    assert sampling_probability(2, rare) == 0.5
+def seeded_draws() -> SeededDraws:
+    return SeededDraws([seeded_source(58111).child("client", number) for number in range(4)])
+
+
+def secure_draws() -> SecureDraws:
+    """From a key of the test's own, so that its verdict is the same each time."""
+    return SecureDraws(RandomSource(bytes(range(32)), is_secure=True))
+
+
+def test_without_a_seed_every_client_has_masks_of_its_own() -> None:
+    model = mapped_model(dropping((1, 8, 8), 5), cross_entropy).drawing([secure_draws().source] * 40)
+    assert model.masks is not None
+    assert len({generator.initial_seed() for generator in model.masks.generators}) == 40
+
+
+@pytest.mark.parametrize("draws", [seeded_draws(), secure_draws()])
+def test_an_order_is_a_permutation_and_zero_beyond(draws: SeededDraws | SecureDraws) -> None:
+    for order, size in zip(draws.permutations(FOUR, epoch=0), FOUR, strict=True):
+        assert sorted(order[:size]) == list(range(size))
+        assert not order[size:].any()
+
+
+def test_secure_orders_are_uniform() -> None:
+    """Six orders of 6,000 clients: chi-squared with 5 degrees of freedom, above 60 with a chance below 1e-10.
+
+    One order in ten that is sorted, which makes its chance 1/4, is found.
+    """
+    orders = secure_draws().permutations(np.full(6000, 3), epoch=0)
+    assert unlike_uniform(orders) < 60
+    orders[::10].sort(axis=1)
+    assert unlike_uniform(orders) > 60
+
+
+def unlike_uniform(orders: Numbers) -> float:
+    """The chi-squared statistic of 6,000 orders of three."""
+    counts = np.bincount(orders @ [9, 3, 1], minlength=27)
+    found = counts[counts > 0]
+    assert len(found) == 6
+    return float(((found - 1000) ** 2 / 1000).sum())
+
+
+def test_secure_batches_take_each_example_with_its_clients_probability() -> None:
+    """Counts within 7 standard deviations: a false alarm is below 1e-9. Other probabilities are 12 of them away."""
+    sizes, probabilities = np.array([20000, 20000, 10000]), [0.25, 0.25, 0.5]
+    clients, positions = secure_draws().batches(sizes, probabilities, step=0)
+    assert (positions < sizes[clients]).all()
+    for client, (size, chance) in enumerate(zip(sizes, probabilities, strict=True)):
+        found = positions[clients == client]
+        assert len(set(found.tolist())) == len(found)
+        deviation = math.sqrt(size * chance * (1 - chance))
+        assert abs(len(found) - size * chance) < 7 * deviation
+        assert abs(len(found) - size * (chance + 0.1)) > 12 * deviation
+
+
+def test_secure_batches_of_one_client_say_nothing_of_anothers() -> None:
+    """Examples that two clients of 20,000 both draw: within 7 standard deviations of a quarter, but once in 10^11."""
+    clients, positions = secure_draws().batches(np.full(4, 20_000), [0.5] * 4, step=0)
+    held = [set(positions[clients == client].tolist()) for client in range(4)]
+    deviation = math.sqrt(20_000 * 0.25 * 0.75)
+    for one, other in combinations(held, 2):
+        assert abs(len(one & other) - 5_000) < 7 * deviation
+    shared = held[0] | set(range(2_000))
+    assert abs(len(shared & held[1] | set(range(2_000))) - 5_000) > 7 * deviation
+
+
+def test_secure_noise_has_each_clients_own_scale() -> None:
+    """20,000 values each: the deviation is within 4 %, 8 of its own, but for a chance below 1e-9; 1.1 times is not."""
+    mechanisms = [Gaussian(1.0), Gaussian(1.5)]
+    noised = secure_draws().add_noise(torch.zeros(2, 20_000), mechanisms, 2.0, step=0)
+    assert noised[0].std() == pytest.approx(2.0, rel=0.04)
+    assert noised[1].std() == pytest.approx(3.0, rel=0.04)
+    assert 1.1 * noised[1].std() != pytest.approx(3.0, rel=0.04)
+
+
+@pytest.mark.parametrize("multipliers", [(1.0, 1.0, 1.0), (1.0, 1.0, 2.0)])
+def test_secure_noise_of_one_client_says_nothing_of_anothers(multipliers: tuple[float, ...]) -> None:
+    """Correlations of 20,000 values, normal of deviation 1 / sqrt(20,000): beyond 7 of them once in 10^11 draws."""
+    draws, mechanisms = secure_draws(), [Gaussian(multiplier) for multiplier in multipliers]
+    steps = [draws.add_noise(torch.zeros(3, 20_000), mechanisms, 1.0, step=step) for step in range(2)]
+    correlations = torch.corrcoef(torch.cat(steps)).fill_diagonal_(0)
+    assert correlations.abs().max() * math.sqrt(20_000) < 7
+    shared = torch.cat(steps) + 0.3 * steps[0][0]
+    assert torch.corrcoef(shared).fill_diagonal_(0).abs().max() * math.sqrt(20_000) > 7
+
+
+def test_secure_draws_need_a_secure_source() -> None:
+    with pytest.raises(ValueError, match="source must be secure_draws"):
+        SecureDraws(seeded_source(58111))

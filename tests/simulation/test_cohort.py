@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
+from benchmarks import cohort_scale_speed as cohort_scale_speed
+from benchmarks import cohort_speed as cohort_speed
+from benchmarks import ray_speed
+from benchmarks.cohort_speed import digits_like
+from benchmarks.own_models import OWN
+from discreet.data.datasets import load_task
+from discreet.data.examples import Examples
 from discreet.data.partition import ClientExamples, PartitionedExamples, SampledExamples
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import CohortSum, PartialReply
+from discreet.models.fixed_part import behind_fixed
+from discreet.models.models import MODELS, build_model, flatten_parameters
 from discreet.node.account import Refused
 from discreet.node.admission import Admitted, admit
+from discreet.per_example.objective import cross_entropy
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import plan_of
+from discreet.server.plan import plan_of, planned
 from discreet.server.run_folder import RunFolder
 from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
+from discreet.settings.training import TaskConfig
+from discreet.simulation.client_examples import shared_examples
 from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import Engine
+from discreet.simulation.engine import LARGEST_CHUNK, Engine, chunk_size, client_floats, engine_of, trains_together
 from discreet.simulation.in_process import simulate
+from discreet.simulation.layer_sequence import sequence_of
+from discreet.simulation.mapped_model import MappedModel, mapped_model
 from tests.sequences import LAYERS
 from tests.sequences import folder as sequence_folder
 from tests.simulation.chunks import Clients
@@ -132,15 +147,12 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.Log
     assert ({row["replies"] for row in alone.read_metrics()} == {0}) == (name == "too many examples for delta")
 
 
-def test_what_is_not_batched_is_trained_sequentially_and_said_once(
+def test_what_is_not_batched_is_trained_sequentially_and_said_once_and_refused_if_it_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "discreet"):
         run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step")
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
-
-
-def test_asking_for_what_is_not_batched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine=batched does not cover privacy\.local\.kind=laplace_step"):
         run(tmp_path, "batched", *LOCAL, "privacy.local.kind=laplace_step")
 
@@ -168,16 +180,13 @@ def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamp
     )
 
 
-def replies(chunk: int, workers: int, cohort: list[int], *, clip_norm: float = 0.1) -> list[PartialReply]:
+def sum_of(chunk: int, workers: int, cohort: list[int]) -> PartialReply:
+    """The replies of a cohort that is cut so, added up."""
     start = Clients("logistic_regression", (4,), (30, 3)).start
+    total = CohortSum(len(start), 0.1, None)
     with exchange(chunk, workers) as asked:
-        return [kept(part) for part in asked.ask(round_number=2, params=start, clip_norm=clip_norm, cohort=cohort)]
-
-
-def sum_of(parts: list[PartialReply]) -> PartialReply:
-    total = CohortSum(len(parts[0].values), 0.1, None)
-    for part in parts:
-        total.take(part)
+        for part in asked.ask(round_number=2, params=start, clip_norm=0.1, cohort=cohort):
+            total.take(kept(part))
     return total.part()
 
 
@@ -190,19 +199,9 @@ def kept(part: PartialReply | Failure) -> PartialReply:
 @pytest.mark.parametrize(("chunk", "workers"), [(1, 1), (3, 2), (100, 2)])
 def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers: int) -> None:
     cohort = [999_999, 0, 17, 333_333, 5, 6, 7]
-    one, other = replies(chunk, workers, cohort), replies(4, 1, cohort)
-    sums = [sum_of(parts) for parts in (one, other)]
-    torch.testing.assert_close(sums[0].values, sums[1].values, rtol=1e-4, atol=1e-6)
-    assert (sums[0].below, sums[0].replies) == (sums[1].below, sums[1].replies)
-
-
-def test_the_bit_says_whether_the_norm_is_at_most_the_clip_norm() -> None:
-    cohort = list(range(40))
-    norms = [float(each.values.norm()) for each in replies(1, 1, cohort, clip_norm=math.inf)]
-    clip_norm = sorted(norms)[20] * 1.0001
-    for norm, clipped in zip(norms, replies(1, 1, cohort, clip_norm=clip_norm), strict=True):
-        assert float(clipped.values.norm()) == pytest.approx(min(norm, clip_norm), rel=1e-5)
-        assert clipped.below == (1 if norm <= clip_norm else -1)
+    one, other = sum_of(chunk, workers, cohort), sum_of(4, 1, cohort)
+    torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-6)
+    assert (one.below, one.replies) == (other.below, other.replies)
 
 
 def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,3 +216,87 @@ def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyP
     with exchange(2, 2) as asked:
         next(iter(asked.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(1000))))
     assert 2 <= len(admitted) <= 10  # 5 chunks of 2
+
+
+def test_large_models_are_trained_fewer_at_a_time() -> None:
+    sizes = [
+        chunk_size(client_floats(build_model(name, (1, 28, 28), 10, seed=5), torch.rand(1, 1, 28, 28), batch_size=10))
+        for name in ("logistic_regression", "mlp", "mlp200")
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 1 <= sizes[2] < sizes[1] < sizes[0] <= LARGEST_CHUNK["cpu"]
+
+
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"lstm"}))
+def test_every_model_of_images_has_its_passes_by_hand(name: str) -> None:
+    images = Examples(torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.int64))
+    learned, features = behind_fixed(build_model(name, (1, 28, 28), 10, seed=5), images)
+    assert sequence_of(learned, features.inputs.shape[1:]) is not None
+
+
+@pytest.mark.parametrize("level", ["user", "example"])
+@pytest.mark.parametrize("name", OWN)
+def test_own_models_are_trained_together_unless_their_steps_would_be_many_calls(name: str, level: str) -> None:
+    words = [f"privacy.{level}.enabled=true", f"privacy.{level}.noise_multiplier=1", "training.batch_size=10"]
+    engine = engine_of(planned(load_config([*words, f"model.name={name}"])), load_task("digits"))
+    assert isinstance(engine.model, MappedModel)
+    assert engine.model.together == ("Recurrent" not in name)
+
+
+def test_what_vmap_follows_otherwise_than_one_client_goes_alone() -> None:
+    """Its forward reads a weight that was made beforehand, which is no client's."""
+    task = load_task("digits")
+    model, data = Aliased(), shared_examples(task.train, torch.device("cpu"))
+    assert mapped_model(model, cross_entropy).together
+    assert not trains_together(mapped_model(model, cross_entropy), data, TaskConfig(), by_example=False)
+
+
+class Aliased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.exit = nn.Linear(64, 10)
+        self.kept = [self.exit.weight]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.linear(images.flatten(1), self.kept[0], self.exit.bias)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same_updates() -> None:
+    task, found = load_task("digits"), []
+    for device in ("cpu", "cuda"):
+        words = ["privacy.noise=float", "privacy.user.noise_multiplier=1", f"device={device}"]
+        run = plan_of(load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words]))
+        start = flatten_parameters(build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5))
+        with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
+            replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))
+        found.append(sum(part.values for part in replies if isinstance(part, PartialReply)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
+
+
+def test_a_device_that_is_not_there_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, said in (("cuda", "device=cuda needs a GPU"), ("tpu", r"device must be cpu or cuda \(got tpu\)")):
+        with pytest.raises(ConfigError, match=said):
+            simulate(load_config([f"device={device}"]))
+
+
+@pytest.mark.slow
+def test_every_way_trains_clients() -> None:
+    rows = cohort_speed.rows(models=["logistic_regression"], examples=600, clients=20, repetitions=1)
+    assert {"sequential", "batched", "batched, sums on the grid", "DP-SGD, batched"} <= {row["way"] for row in rows}
+    assert all(row["clients_per_second"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_large_population_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohort_scale_speed, "digits_like", lambda: digits_like(200))
+    rows = cohort_scale_speed.rows(scales=[(10**6, 20)], flute_rounds=2)
+    assert [row["what"] for row in rows] == ["one round", "FLUTE's benchmark, 2 rounds"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ray_is_measured_beside_forked_workers() -> None:
+    rows = ray_speed.rows(models=["logistic_regression"], examples=600, repetitions=1)
+    assert [row["way"] for row in rows] == list(ray_speed.WAYS)

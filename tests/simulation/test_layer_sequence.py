@@ -1,4 +1,4 @@
-"""Batched layers against those of PyTorch and their derivatives."""
+"""Batched layers against those of PyTorch and their derivatives; the data that they read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.simulation.client_examples import Batch
-from discreet.simulation.layer_sequence import sequence_of
-from discreet.simulation.parameter_layout import layout_of
+from discreet.data.examples import Examples
+from discreet.simulation.client_examples import PIECE, Batch, shared_examples
+from discreet.simulation.layer_sequence import ParameterLayout, sequence_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
@@ -93,7 +93,32 @@ def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> Non
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_training_a_stack_leaves_the_servers_parameters_alone(count: int) -> None:
-    layout, params = layout_of([((2, 3), (1, 0)), ((2,), (0,))]), torch.arange(8.0)
+    layout, params = ParameterLayout((((2, 3), (1, 0)), ((2,), (0,)))), torch.arange(8.0)
     for values in layout.copies(params, count):
         values.add_(1.0)
     assert torch.equal(params, torch.arange(8.0))
+
+
+CPU = torch.device("cpu")
+ALL_BYTES = torch.arange(256, dtype=torch.float32).div_(255)
+INPUTS = {
+    "images": (ALL_BYTES.view(64, 4), torch.uint8),
+    "more than a piece": (ALL_BYTES.repeat(PIECE // 128).view(-1, 1), torch.uint8),
+    "nothing": (torch.zeros(0, 4), torch.uint8),
+    "negative": (torch.tensor([[-1 / 255]]), torch.float32),
+    "above one": (torch.tensor([[256 / 255]]), torch.float32),
+    "one bit off": (torch.nextafter(ALL_BYTES[100:104], torch.ones(4)).view(4, 1), torch.float32),
+    "not a number": (torch.tensor([[float("nan")]]), torch.float32),
+    "infinite": (torch.tensor([[float("inf")]]), torch.float32),
+    "tokens": (torch.tensor([[3, 999]]), torch.int64),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_what_is_read_is_what_was_there(kind: str) -> None:
+    inputs, stored = INPUTS[kind]
+    data = shared_examples(Examples(inputs, torch.arange(len(inputs))), CPU)
+    assert data.inputs.dtype == stored
+    rows = torch.arange(len(inputs)).flip(0)
+    assert torch.equal(data.read(rows).nan_to_num(nan=5), inputs.flip(0).nan_to_num(nan=5))
+    assert data.read(rows).dtype == inputs.dtype

@@ -1,20 +1,142 @@
-"""Many runs in a row: what is counted, said, and refused."""
+"""Many runs: what is said and refused; as tasks of Ray the numbers of one after the other, and nothing is forgotten."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+pytest.importorskip("ray")
+import ray
+
 from discreet.cli import sweep as cli
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.plan import planned
+from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
-from discreet.simulation.many_runs import check_parallel
+from discreet.simulation import many_runs, ray_cluster
+from discreet.simulation.in_process import simulate
+from discreet.simulation.many_runs import Job, check_parallel, run_all
+from discreet.simulation.ray_cluster import connected
+from tests.command import simulate as main
 from tests.command import simulate as simulate_command
+from tests.simulation.crash import plant
 
-SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=5501")
+SMALL = (
+    *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
+    *("privacy.user.noise_multiplier=2", "sampling.probability=0.3", "privacy.user.too_noisy=warn"),
+)
+RATES = (0.5, 1, 2)
+# Ray leaves files of its processes to the collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two CPUs of this machine."""
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
+    yield
+    ray.shutdown()
+
+
+def job(folder: Path, work: Callable[[Settings], object], *words: str) -> Job:
+    config = load_config([*SMALL, *words, f"output_dir={folder}"])
+    return Job(folder.name, RunFolder(folder), planned(config), partial(work, config))
+
+
+def run(*jobs: Job) -> dict[str, str]:
+    return run_all(jobs, at_a_time=2, shared=jobs[0].folder.path.parent)
+
+
+def fail(config: Settings) -> None:
+    raise TypeError("the loss is no tensor\nat all")
+
+
+def die_after_a_charge(config: Settings) -> None:
+    """The process dies in round 2, once: its charge is on disk, and its checkpoint is not."""
+    begun = (Path(str(config.output_dir)) / "ledger.db").exists()
+    if not begun:
+        plant("after_ledger", 2)
+    simulate(load_config([*SMALL, f"output_dir={config.output_dir}", f"resume={begun}"]))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_last_bit(tmp_path: Path) -> None:
+    lists = ("seed=5501", "server.learning_rate=0.5,1,2")
+    assert main(["--multirun", "--jobs", "2", *SMALL, *lists, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    for number, rate in enumerate(RATES):
+        words = [*SMALL, "seed=5501", f"server.learning_rate={rate}", f"output_dir={tmp_path / str(number)}"]
+        alone = simulate(load_config(words)).checkpoint
+        beside = RunFolder(tmp_path / "sweep" / str(number)).load_checkpoint()
+        assert beside is not None
+        assert beside.params.tolist() == alone.params.tolist()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    failed = run(job(tmp_path / "one", fail), job(tmp_path / "two", simulate))
+    assert failed == {"one": "TypeError: the loss is no tensor"}
+    assert state_of(RunFolder(tmp_path / "two")) == "finished"
+    assert "in fail" in (tmp_path / "one.log").read_text()  # all that the one line leaves out
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_is_killed_goes_on_and_pays_for_the_round_that_it_repeats(tmp_path: Path) -> None:
+    assert run(job(tmp_path / "run", die_after_a_charge)) == {}
+    folder = RunFolder(tmp_path / "run")
+    assert [row["round"] for row in folder.read_metrics()] == [1, 2]
+    assert [release.round for release in DurableLedger(folder.ledger_path).releases()] == [1, 2, 2]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_machine_that_does_not_see_the_run_folders_is_refused(tmp_path: Path) -> None:
+    with many_runs._token(tmp_path, "auto") as token, connected(None, token=token):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    said = r"must be on a path that all machines share: .* does not see it"
+    with pytest.raises(ConfigError, match=said), connected(None, token=token):
+        pass
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_charges_an_account_stays_on_the_machine_of_the_sweep(tmp_path: Path) -> None:
+    words = ("privacy.user.account=people.db", "sampling.population_name=people")
+    started: list[bool] = []
+    watched: Any = SimpleNamespace(start=lambda *_, here, **__: started.append(here))
+    for number, more in enumerate((words, ())):
+        many_runs._started(job(tmp_path / str(number), simulate, *more), watched)
+    assert started == [True, False]
+    with connected(None) as cluster:
+        asked = cluster.start(node_of_task, here=True)
+        assert ray_cluster.result(asked, "a task") == ray.get_runtime_context().get_node_id()
+
+
+def node_of_task() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_machine_takes_over_a_run_whose_ledger_the_sweep_knows(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = job(tmp_path / "run", simulate)
+    assert begun.is_known()
+    begun.work()
+    monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "another machine"))
+    many_runs._attempt(replace(begun, work=lambda: None), tmp_path, known)
+    assert begun.is_known() is known
+
+
+TINY = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=5501")
 
 
 def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_on(
@@ -30,7 +152,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
     there = f"hydra.sweep.dir={tmp_path}"
     with monkeypatch.context() as patch:
         patch.setattr(cli, "simulate", failing)
-        assert simulate_command(["--multirun", *SMALL, "server.learning_rate=0.5,1,2", there]) == 1
+        assert simulate_command(["--multirun", *TINY, "server.learning_rate=0.5,1,2", there]) == 1
     said = capsys.readouterr().out.splitlines()
     assert "run 3 of 3 (server.learning_rate=2) has ended: 3 of 3 runs, 1 failed" in said
     assert said[-3:] == [
@@ -41,17 +163,6 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
     assert simulate_command(["--multirun", "resume=true", there]) == 0
 
 
-def test_runs_of_one_sweep_share_one_cluster() -> None:
-    with pytest.raises(ConfigError, match=r"ray\.address must be the same"):
-        check_parallel([planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")])
-
-
-def test_a_run_on_a_gpu_has_to_ask_for_it() -> None:
-    check_parallel([planned(load_config(["device=cuda", "ray.num_gpus=0.5"]))])
-    with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
-        check_parallel([planned(load_config(["device=cuda"]))])
-
-
 def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
     there = f"hydra.sweep.dir={tmp_path}"
     sweep = cli.sweep_of(["seed=1,2", "ray.address=auto", there], multirun=True)
@@ -60,3 +171,11 @@ def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
     again = cli.sweep_of(["resume=true", "ray.address=head:6379", there], multirun=True)
     assert again is not None
     assert again.runs == (("seed=1", "ray.address=head:6379"), ("seed=2", "ray.address=head:6379"))
+
+
+def test_runs_that_can_not_share_a_cluster_are_refused() -> None:
+    check_parallel([planned(load_config(["device=cuda", "ray.num_gpus=0.5"]))])
+    with pytest.raises(ConfigError, match=r"ray\.address must be the same"):
+        check_parallel([planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")])
+    with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
+        check_parallel([planned(load_config(["device=cuda"]))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -41,10 +40,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             0.5 + 0.1 * source.standard_normal(count) - 0.03 * (2 * y - 1),
             170 + 8 * source.standard_normal(count),
         ]
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows(
-                [["income", "share", "height", "y"], *zip(*(c.tolist() for c in (*columns, y)), strict=True)]
-            )
+        table = np.column_stack([*columns, y])
+        np.savetxt(folder / f"{name}.csv", table, "%.9g", ",", header="income,share,height,y", comments="")
     return folder
 
 
@@ -69,8 +66,7 @@ def test_features_of_very_different_scale_are_learned(private: Path, data: Path,
 
 
 def test_the_means_and_deviations_are_those_of_the_clients(private: Path, data: Path) -> None:
-    with (data / "train.csv").open() as file:
-        rows = np.array([[float(row[name]) for name in ("income", "share", "height")] for row in csv.DictReader(file)])
+    rows = np.loadtxt(data / "train.csv", delimiter=",", skiprows=1)[:, :3]
     scaled = rows / np.array([1e6, 1, 300]) * 2 - 1
     found = RunFolder(private).read_config().normaliser
     assert found.means == pytest.approx(scaled.mean(axis=0), abs=0.005)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ray")
+import ray
 from ray.cluster_utils import Cluster
+from torch import Tensor
 
+from discreet.mechanisms.sums import PartialReply
 from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
-from discreet.simulation import ray_workers
+from discreet.simulation import ray_cluster
 from discreet.simulation.in_process import simulate
-from discreet.simulation.ray_cluster import RETRIES, RayCluster, connected
-from discreet.simulation.ray_workers import RayWorkers
-from tests.simulation.lost_processes import Dying
+from discreet.simulation.ray_cluster import RETRIES, RayCluster, RayWorkers, connected
 from tests.simulation.test_cohort import charges
 
 RUN = (
@@ -27,6 +32,7 @@ RUN = (
     *("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9", "privacy.user.noise_multiplier=1"),
 )
 SEEDED = "seed=64019"
+ROUND = 2  # in which a process or a machine is lost
 pytestmark = [
     pytest.mark.slow,
     # Ray leaves files of its processes to the collector.
@@ -36,6 +42,49 @@ pytestmark = [
 ]
 FEW_PROCESSES = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 SMALL_NODE = {"num_cpus": 1, "object_store_memory": 2**27}
+
+
+@dataclass(frozen=True)
+class Dying:
+    """Trains as `trainer` does, and kills its process, or its machine, in round 2: the first time, or `always`.
+
+    A machine is killed while another chunk waits on the head, so that it has work. `folder` gets a file for each chunk
+    that was trained and lost, with its sum.
+    """
+
+    trainer: Any
+    folder: Path
+    machine: bool = False
+    always: bool = False
+    head: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        return bool(self.trainer.is_exact)
+
+    def on(self, device: str) -> Dying:
+        return replace(self, trainer=self.trainer.on(device))
+
+    def replies(self, params: Tensor, work: Any) -> PartialReply:
+        replies: PartialReply = self.trainer.replies(params, work)
+        if work.request.round == ROUND:
+            if self.machine and ray.get_runtime_context().get_node_id() == self.head:
+                while not self.lost():
+                    time.sleep(0.1)
+            elif self.always or not self.lost():
+                self._die(replies)
+        return replies
+
+    def lost(self) -> list[list[float]]:
+        """The sums that were lost."""
+        return [[float(word) for word in file.read_text().split()] for file in sorted(self.folder.glob("*.sum"))]
+
+    def _die(self, replies: PartialReply) -> None:
+        draft = self.folder / f"{os.getpid()}.draft"
+        draft.write_text(" ".join(map(str, replies.values.tolist())))
+        draft.rename(draft.with_suffix(".sum"))
+        os.kill(os.getppid() if self.machine else os.getpid(), signal.SIGKILL)
+        time.sleep(60)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +125,7 @@ def plant(folder: Path, patch: pytest.MonkeyPatch, **fault: Any) -> list[Dying]:
         planted.append(Dying(trainer, folder, **fault))
         return RayWorkers(planted[0], cluster=cluster)
 
-    patch.setattr(ray_workers, "RayWorkers", workers)
+    patch.setattr(ray_cluster, "RayWorkers", workers)
     return planted
 
 

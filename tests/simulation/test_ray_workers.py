@@ -18,8 +18,7 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.engine import Engine
 from discreet.simulation.in_process import check, simulate
-from discreet.simulation.ray_cluster import RayCluster, connected
-from discreet.simulation.ray_workers import RayWorkers
+from discreet.simulation.ray_cluster import RayCluster, RayWorkers, connected
 from tests.simulation.chunks import Clients
 from tests.simulation.test_cohort import ALIKE, BatchedTransport, charges, kept
 

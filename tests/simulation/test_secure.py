@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.accounting.accounting import epsilon_spent
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.masking.identity import Directory, Identity
-from discreet.masking.node import MaskingNode
-from discreet.masking.server import Exchange, MaskingServer
-from discreet.masking.wire import Terms
+from discreet.masking.wire import Stage
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
-from discreet.privacy.secure_grid import SecureSum
+from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum
 from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
@@ -29,8 +27,8 @@ from discreet.server.state import Outcome, State
 from discreet.server.transport import Failure, RoundAbandoned, Transport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.simulation.in_process import InProcessTransport, InTheClear, simulate, vector_of_run
-from tests.masking.federation import MemoryStore
+from discreet.simulation.in_process import InProcessTransport, InTheClear, masked_vector, simulate
+from tests.masking.federation import federation, terms_of
 
 NODES, DROPOUTS = 5, 1
 BASE = (
@@ -74,13 +72,8 @@ class Masked:
 
     def __init__(self, inner: Losing, vector: SecureSum) -> None:
         self.inner, self.vector, self.round = inner, vector, 0
-        names = [f"{client:03d}" for client in inner.available_clients()]
-        people = {name: Identity.generate(name) for name in names}
-        count, run = len(names), secrets.token_hex(16)
-        terms = Terms(run, count, DROPOUTS, 1, (count + 1) // 2 + 1, vector.bits, vector.length)
-        directory = Directory.of(people)
-        self.nodes = {name: MaskingNode(who, directory, terms, MemoryStore()) for name, who in people.items()}
-        self.server = MaskingServer(terms, tuple(names))
+        terms = terms_of(NODES, dropouts=DROPOUTS, colluding=1, length=vector.length, bits=vector.bits)
+        self.federation = federation(terms)
 
     def available_clients(self) -> Sequence[int]:
         return self.inner.available_clients()
@@ -90,29 +83,24 @@ class Masked:
         failures = [reply for reply in replies if isinstance(reply, Failure)]
         alive = [client for client in cohort if client not in {failure.client for failure in failures}]
         parts = [reply.values for reply in replies if isinstance(reply, PartialReply)]
-        vectors = {f"{client:03d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
+        vectors = {f"node-{client:02d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
         self.round += 1
         yield from failures
         yield UnopenedSum(lambda: self._opened(vectors), len(vectors))
 
     def _opened(self, vectors: dict[str, Any]) -> Tensor:
-        exchange: Any = self.server.begin(self.round)
-        while isinstance(exchange, Exchange):
-            lost = set() if exchange.stage.name in ("KEYS", "SHARES") else self.nodes.keys() - vectors.keys()
-            for name, request in exchange.requests.items():
-                if name not in lost:
-                    node = self.nodes[name]
-                    exchange.take(name, node.answer(request, lambda name=name: vectors[name], lambda: None))
-            exchange = exchange.close()
-        assert set(exchange.names) == vectors.keys()
-        return self.vector.centred(torch.from_numpy(exchange.total))
+        self.federation.vectors = vectors
+        gone = frozenset(self.federation.nodes) - vectors.keys()
+        opened = self.federation.sum(self.round, dict.fromkeys({*Stage} - {Stage.KEYS, Stage.SHARES}, gone))
+        assert set(opened.names) == vectors.keys()
+        return self.vector.centred(torch.from_numpy(opened.total))
 
 
 def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
     config = load_config([*SECURE, *words, f"output_dir={folder}"])
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        vector = vector_of_run(session)
+        vector = masked_vector(session.plan)
         assert vector is not None
         inner = Losing(InProcessTransport(session.plan, str(folder), vector), {2: {3}})
         made = kind(inner, vector) if kind is Masked else kind(inner, vector, NODES - DROPOUTS)
@@ -208,37 +196,24 @@ class Fragile:
         return unopened.open()
 
 
-def fragile(session: Session, **how: int) -> Fragile:
-    vector = vector_of_run(session)
-    assert vector is not None
-    inner = InProcessTransport(session.plan, str(session.folder.path), vector)
-    return Fragile(InTheClear(inner, vector, NODES - DROPOUTS), **how)
-
-
-@pytest.mark.parametrize(("how", "charged"), [({"before": 2}, 3), ({"opening": 2}, 5)])
-def test_an_abandoned_round_is_done_again_and_charged_only_if_it_was_to_be_opened(
+@pytest.mark.parametrize(("how", "charged"), [({"before": 2}, 3), ({"opening": 2}, 5), ({"before": 3}, 0)])
+def test_an_abandoned_round_is_done_again_twice_and_charged_only_if_it_was_to_be_opened(
     tmp_path: Path, how: dict[str, int], charged: int
 ) -> None:
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
-        outcome = training_run(session, fragile(session, **how)).run()
-    assert outcome.stopped is None
-    assert outcome.checkpoint.round == 3
+        vector = masked_vector(session.plan)
+        inner = InProcessTransport(session.plan, str(session.folder.path), vector)
+        outcome = training_run(session, Fragile(InTheClear(inner, vector, NODES - DROPOUTS), **how)).run()
+    ended = None if charged else "round 1 was abandoned 3 times: 3 of 5 clients are left"
+    assert (outcome.stopped, outcome.checkpoint.round) == (ended, 3 if charged else 0)
     assert ledger(tmp_path / "run").spent("user").num_releases == charged
-
-
-def test_a_round_that_is_abandoned_three_times_ends_the_run_well(tmp_path: Path) -> None:
-    with ExitStack() as held:
-        session = ready(tmp_path / "run", held)
-        outcome = training_run(session, fragile(session, before=3)).run()
-    assert outcome.stopped == "round 1 was abandoned 3 times: 3 of 5 clients are left"
-    assert ledger(tmp_path / "run").spent("user").num_releases == 0
 
 
 def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -> None:
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
-        vector = vector_of_run(session)
+        vector = masked_vector(session.plan)
         assert vector is not None
         inner = Losing(InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}})
         clear, params = InTheClear(inner, vector, NODES - DROPOUTS), session.context.state.params
@@ -252,3 +227,68 @@ def test_a_transport_that_reads_updates_is_refused(tmp_path: Path) -> None:
         session = ready(tmp_path / "run", held)
         with pytest.raises(ConfigError, match=r"privacy\.user\.aggregation=secure"):
             training_run(session, InProcessTransport(session.plan, str(tmp_path)))
+
+
+CLIENTS, ROUNDS, NOISE = 4, 3, 3.0
+OF_EXAMPLES = (
+    *("sampling.kind=everyone", "privacy.accountant=rdp", f"data.num_clients={CLIENTS}", "model.name=linear"),
+    *(f"rounds={ROUNDS}", "training.epochs=1", "training.batch_size=400", "training.learning_rate=0.5", "seed=55147"),
+    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "privacy.example.enabled=true"),
+    "privacy.example.clip_norm=0.5",
+)
+SHARED = (*OF_EXAMPLES, "privacy.example.aggregation=secure", "privacy.secure.dropouts=0")
+NOISED = (*SHARED, f"privacy.example.noise_multiplier={NOISE}")
+
+
+def run_shared(folder: Path, *words: str) -> Outcome:
+    return simulate(load_config([*words, f"output_dir={folder}"]))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_without_noise_it_is_the_plain_step_of_clients_that_noise_nothing(tmp_path: Path, engine: str) -> None:
+    nothing = ("privacy.example.noise_multiplier=0", f"engine={engine}")
+    shared = run_shared(tmp_path / "shared", *SHARED, *nothing).checkpoint.params
+    plain = run_shared(tmp_path / "plain", *OF_EXAMPLES, *nothing).checkpoint.params
+    assert torch.allclose(shared, plain, atol=2e-4)
+    assert float(shared.norm()) > 0.1
+
+
+def test_the_account_is_that_of_the_honest_clients_shares_by_renyi_divergence(tmp_path: Path) -> None:
+    params = run_shared(tmp_path, *NOISED).checkpoint.params.numel()
+    expected = example_secure_sum(params, SecureCohort(CLIENTS, 3), noise_multiplier=NOISE, largest_sum=400).event
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((expected, ROUNDS),)
+    epsilon = epsilon_spent([(expected, ROUNDS)], delta=1e-3, accountant="rdp")
+    assert RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] == pytest.approx(epsilon, rel=1e-9)
+    said = json.loads((tmp_path / "privacy.json").read_text())["guarantees"][1]
+    assert said["epsilon"] == {"rdp": pytest.approx(epsilon, rel=1e-9)}
+    assert said["adjacency"] == "add or remove one example"
+    assert "not the server" in said["trusted"]
+
+
+def test_the_target_chooses_the_noise_and_is_the_budget_of_a_longer_run(tmp_path: Path) -> None:
+    target = (*SHARED, "privacy.example.target_epsilon=2")
+    run_shared(tmp_path, *target)
+    assert 1.99 < float(RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
+    longer = load_config([*NOISED, "privacy.example.max_epsilon=2", f"output_dir={tmp_path / 'budget'}", "rounds=50"])
+    ended = simulate(longer)
+    assert ended.stopped is not None
+    assert "privacy.example.max_epsilon=2" in ended.stopped
+    assert float(RunFolder(tmp_path / "budget").read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
+
+
+REFUSED = (
+    ("training.epochs=2", "training.epochs must be 1 with privacy.example.aggregation=secure"),
+    ("training.optimizer=adam", "training.optimizer must be sgd"),
+    ("training.weight_decay=0.1", "training.weight_decay must be 0"),
+    ("data.public_num_examples=400", "data.public_num_examples must be left out"),
+    ("evaluation.kind=private", "evaluation.kind must be public or none"),
+    ("sampling.kind=poisson", "sampling.kind must be everyone"),
+    ("privacy.accountant=pld", "privacy.accountant must be rdp"),
+    ("privacy.example.enabled=false", "privacy.example.aggregation must be plain"),
+)
+
+
+def test_what_would_not_be_one_plain_step_over_all_examples_is_refused(tmp_path: Path) -> None:
+    for word, said in REFUSED:
+        with pytest.raises(ConfigError, match=said):
+            run_shared(tmp_path, *NOISED, word)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.simulation.workers import ForkedWorkers, NoWorkers, Workers, can_fork
+from discreet.simulation.workers import LocalWorkers, Workers, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
@@ -30,49 +31,40 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> P
     return PartialReply(values, -rows, rows, 0.5, None, epsilon_example=scale)
 
 
-def workers(*, forked: bool, count: int = 2) -> Workers[tuple[int, float]]:
-    train = partial(scaled, offset=0.5)
-    return ForkedWorkers(train, count=count, num_params=2) if forked else NoWorkers(train)
+@pytest.fixture(params=KINDS, ids=["here", "forked"])
+def each(request: pytest.FixtureRequest) -> Iterator[Workers[tuple[int, float]]]:
+    made = LocalWorkers(partial(scaled, offset=0.5), count=2, num_params=2, sum_length=2, forks=request.param)
+    yield made
+    made.close()
 
 
-@pytest.mark.parametrize("forked", KINDS)
-def test_replies_come_in_the_order_of_the_work(forked: bool) -> None:
-    each, works = workers(forked=forked), [(3, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (1, 5.0), (2, 0.0)]
-    try:
-        for params in (START, 10 * START):
-            each.begin(params)
-            for (rows, scale), replies in zip(works, each.replies(works), strict=True):
-                expected = (params * scale + 0.5).double() if scale % 2 else (params * scale).long()
-                assert replies.values.dtype == expected.dtype
-                assert torch.equal(replies.values, expected)
-                assert (replies.below, replies.replies, replies.epsilon_example) == (-rows, rows, scale)
-    finally:
-        each.close()
+def test_replies_come_in_the_order_of_the_work(each: Workers[tuple[int, float]]) -> None:
+    works = [(3, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (1, 5.0), (2, 0.0)]
+    for params in (START, 10 * START):
+        each.begin(params)
+        for (rows, scale), replies in zip(works, each.replies(works), strict=True):
+            expected = (params * scale + 0.5).double() if scale % 2 else (params * scale).long()
+            assert replies.values.dtype == expected.dtype
+            assert torch.equal(replies.values, expected)
+            assert (replies.below, replies.replies, replies.epsilon_example) == (-rows, rows, scale)
 
 
-@pytest.mark.parametrize("forked", KINDS)
-def test_what_fails_is_raised_and_the_next_round_starts_anew(forked: bool) -> None:
-    each = workers(forked=forked)
-    try:
-        for _ in range(4):  # more failures than there is room for results
-            each.begin(START)
-            with pytest.raises(ValueError, match="scale must not be negative"):
-                list(each.replies([(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
+def test_what_fails_is_raised_and_the_next_round_starts_anew(each: Workers[tuple[int, float]]) -> None:
+    for _ in range(4):  # more failures than there is room for results
         each.begin(START)
-        assert [replies.epsilon_example for replies in each.replies([(1, 7.0), (1, 8.0)])] == [7.0, 8.0]
-    finally:
-        each.close()
+        with pytest.raises(ValueError, match="scale must not be negative"):
+            list(each.replies([(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
+    each.begin(START)
+    assert [replies.epsilon_example for replies in each.replies([(1, 7.0), (1, 8.0)])] == [7.0, 8.0]
 
 
 @pytest.mark.skipif(not can_fork(), reason="needs Linux")
 def test_a_killed_worker_is_said() -> None:
-    each: Workers[int] = ForkedWorkers(_killed, count=1, num_params=2)
-    try:
-        each.begin(START)
-        with pytest.raises(RuntimeError, match="a worker process of the simulation was killed"):
-            next(each.replies([0]))
-    finally:
-        each.close()
+    each: Workers[int] = LocalWorkers(_killed, count=1, num_params=2, sum_length=2)
+    each.begin(START)
+    with pytest.raises(RuntimeError, match="a worker process of the simulation was killed"):
+        next(each.replies([0]))
+    each.close()
 
 
 def _killed(params: Tensor, work: int) -> PartialReply:
@@ -83,12 +75,12 @@ def _killed(params: Tensor, work: int) -> PartialReply:
 ORPHANS = """
 import os, sys, torch
 from discreet.mechanisms.sums import PartialReply
-from discreet.simulation.workers import ForkedWorkers
+from discreet.simulation.workers import LocalWorkers
 
 def tell(params, work):
     return PartialReply(torch.tensor([os.getpid() - os.getppid()]), 1, 1, 1.0, None)
 
-each = ForkedWorkers(tell, count=1, num_params=1)
+each = LocalWorkers(tell, count=1, num_params=1, sum_length=1)
 each.begin(torch.zeros(1))
 print(os.getpid() + int(next(each.replies([0])).values), flush=True)
 sys.stdin.read()
