@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,13 @@ from dp_accounting.pld import PLDAccountant
 from discreet.cli.status import status_facts
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder
-from tests.deployment.app_runs import QUICKSTART, ROOT, private_copy, run_folder_of, run_simulated, run_with_processes
+from tests.deployment.app_runs import QUICKSTART, ROOT, private_copy, run_folder_of, run_simulated
 
 NUMPY_APP = ROOT / "tests" / "deployment" / "numpy_app"
 SERVER, PRIVATE = (QUICKSTART / "quickstart" / f"{name}.py" for name in ("server_app", "server_app_private"))
 MOST_LINES = 10
 DELTA, ROUNDS, NODES, FRACTION = 1e-3, 2, 2, 0.5
 CONFIG = f"num-server-rounds={ROUNDS} fraction-train={FRACTION} local-epochs=1"
-
-Ways = Callable[..., str]
-slow = pytest.mark.slow
 
 
 def difference(before: Path, after: Path) -> list[str]:
@@ -58,11 +54,8 @@ def test_a_private_server_is_a_difference_of_at_most_ten_lines_and_the_pages_sho
         assert "\n".join(lines) in page.read_text()
 
 
-@pytest.mark.parametrize(
-    "run", [run_simulated, pytest.param(run_with_processes, marks=slow)], ids=["simulation", "processes"]
-)
-def test_the_private_quickstart_runs_and_its_ledger_is_the_accountants(run: Ways, tmp_path: Path) -> None:
-    said = run(private_copy(tmp_path), tmp_path, nodes=NODES, config=CONFIG)
+def test_the_private_quickstart_runs_and_its_ledger_is_the_accountants(tmp_path: Path) -> None:
+    said = run_simulated(private_copy(tmp_path), tmp_path, nodes=NODES, config=CONFIG)
     folder = run_folder_of(tmp_path)
     assert f"round {ROUNDS}/{ROUNDS}  accuracy" in said
     assert "metrics and numbers of examples that clients report are not read" in said
@@ -73,7 +66,7 @@ def test_the_private_quickstart_runs_and_its_ledger_is_the_accountants(run: Ways
     assert (tmp_path / "final_model.pt").exists()
 
 
-@slow
+@pytest.mark.slow
 def test_an_app_with_a_numpy_client_runs_privately(tmp_path: Path) -> None:
     said = run_simulated(NUMPY_APP, tmp_path, nodes=2, config="num-server-rounds=2")
     assert "replies 2/2" in said
