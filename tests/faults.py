@@ -485,7 +485,7 @@ FAULTS = (
     ),
     Fault(
         "a client adds no share of noise to a masked sum of ratings",
-        "discreet.node.release:noised_vector",
+        "discreet.node.client:noised_vector",
         lambda real: (
             lambda vector, reply, request, source: real(
                 vector if request.work.trains else replace(vector, variance=0), reply, request, source

@@ -19,7 +19,7 @@ from discreet.mechanisms.central_gaussian import UserPrivacy
 from discreet.mechanisms.local_noise import LocalPrivacy, release_step, release_update
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
-from discreet.node.release import Values, noised_vector
+from discreet.node.client import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
 from discreet.protocol.messages import TrainReply

@@ -31,9 +31,8 @@ from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused
-from discreet.node.client import Client
+from discreet.node.client import Client, Values, noised_vector
 from discreet.node.policy import ClientPolicy
-from discreet.node.release import Values, noised_vector
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.privacy.secure_grid import SecureSum
@@ -64,7 +63,7 @@ NAMES = {
 ALONE = CohortSampling("everyone", 1.0, 1)
 # The score of one release: 1 with the canary, 0 without, -1 with its opposite.
 Score = Callable[[int, RandomSource], float]
-# One client's vector, noise included: `discreet.node.release.noised_vector`, or a faulty one in tests.
+# One client's vector, noise included: `discreet.node.client.noised_vector`, or a faulty one in tests.
 MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
 # The replies of a cohort, by what is sent of the canary, as for a score.
 Replies = Callable[[int, RandomSource], Sequence[TrainReply | UnopenedSum]]

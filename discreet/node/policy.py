@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.mechanisms.mechanism import least_noise, releases_of, terms_of
@@ -16,27 +19,29 @@ from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES, SECURE, USER
-from discreet.settings.rules import Rule, at_least, check_value, require
+from discreet.settings.rules import (
+    Count,
+    CountOrZero,
+    Probability,
+    Rule,
+    require,
+    rules,
+    section,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-WHOLE = ("public-num-examples", "min-colluding", "min-summands", "min-groups")
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
-RANGES = {
-    "min-noise-multiplier": Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf),
-    "max-epsilon": Rule("above 0", lambda epsilon: epsilon > 0),
-    "max-delta": Rule("within (0, 1]", lambda delta: 0 < delta <= 1),
-    "require": Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset),
-    "public-num-examples": at_least(1),
-    "min-colluding": at_least(0),
-    "min-summands": at_least(0),
-    "min-groups": at_least(0),
-}
 
 
-@dataclass(frozen=True)
+@section(
+    "",
+    **{name.replace("-", "_"): name for name in ("min-noise-multiplier", "max-epsilon", "max-delta")},
+    **{name.replace("-", "_"): name for name in ("public-num-examples", "min-colluding", "min-summands", "min-groups")},
+)
 class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
@@ -56,22 +61,21 @@ class ClientPolicy:
         it trains whenever it is asked.
     """
 
-    min_noise_multiplier: float = 0.0
-    max_epsilon: float = math.inf
-    max_delta: float = 1.0
-    require: tuple[str, ...] = ()
-    public_num_examples: int | None = None
-    min_colluding: int = 0
-    min_summands: int = 0
-    min_groups: int = 0
+    min_noise_multiplier: Annotated[float, Rule("a finite number of at least 0", lambda noise: noise >= 0)] = 0.0
+    max_epsilon: Annotated[float, Field(allow_inf_nan=True), Rule("above 0", lambda epsilon: epsilon > 0)] = math.inf
+    max_delta: Probability = 1.0
+    require: Annotated[tuple[str, ...], Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset)] = ()
+    public_num_examples: Count | None = None
+    min_colluding: CountOrZero = 0
+    min_summands: CountOrZero = 0
+    min_groups: CountOrZero = 0
 
     def __post_init__(self) -> None:
-        for key, rule in RANGES.items():
-            value = getattr(self, key.replace("-", "_"))
-            if value is not None:
-                check_value(value, key, rule)
         both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
         require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta)
+
+
+FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
@@ -82,11 +86,10 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     """
     try:
         settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
-        settings |= {key: node_config[key] for key in RANGES if key in node_config}
-        unknown = sorted(set(settings) - set(RANGES))
-        if unknown:
-            raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(RANGES)}")
-        return ClientPolicy(**{key.replace("-", "_"): _value(key, value) for key, value in settings.items()})
+        settings |= {key: node_config[key] for key in FIELDS if key in node_config}
+        for key in settings.keys() - FIELDS.keys():
+            raise ValueError(unknown(key, ClientPolicy))
+        return ClientPolicy(**{FIELDS[key]: _value(key, value) for key, value in settings.items()})
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error
 
@@ -104,15 +107,12 @@ def _policy_file(path: Path) -> dict[str, object]:
 
 
 def _value(key: str, value: object) -> Any:
+    """A value as the policy has it: Flower and people may write a number as a text, and one name without a list."""
     if key == "require":
         return tuple(map(str, value if isinstance(value, list) else str(value).replace(",", " ").split()))
-    try:
-        number = float(str(value))
-    except ValueError as error:
-        raise ValueError(f"{key} must be a number (got {value})") from error
-    if key in WHOLE and not number.is_integer():
-        raise ValueError(f"{key} must be a whole number (got {value})")
-    return int(number) if key in WHOLE else number
+    with suppress(ValueError):
+        value = float(value) if isinstance(value, str) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:

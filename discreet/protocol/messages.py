@@ -44,7 +44,7 @@ class MalformedMessage(ValueError):
 
 @section("virtual.")
 class VirtualClient:
-    """The client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulation_ticket`).
+    """The client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulated`).
 
     Attributes:
       client_id: its number.

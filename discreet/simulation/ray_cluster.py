@@ -36,11 +36,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import discreet
 from discreet.models.models import OWN, own_builder
-from discreet.protocol.run_lost import RunLostError
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import HF
-from discreet.simulation.processes import ray_environment, scratch_folder
+from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
 
 Task = ray.ObjectRef[Any]
 

@@ -10,10 +10,10 @@ import torch
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_lines
+from discreet.data.folder import node_table
 from discreet.data.heart import HOSPITALS
 from discreet.deployment.local_federation import main
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.node.node_data import node_table
 from discreet.node.nodes import share_of
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.data import DataConfig

@@ -19,10 +19,10 @@ from discreet.deployment import interruption
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import resumable
 from discreet.deployment.local_federation import RUN_SECONDS
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
 from discreet.settings.compose import load_config
 from discreet.settings.settings import described
+from discreet.simulation.processes import RunLostError
 from tests.scripts.living import MARK, check_interrupted, default_signals, marked
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -16,9 +16,9 @@ from dp_accounting.pld import PLDAccountant
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import RUN_SECONDS, Federation, main
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder, state_of
+from discreet.simulation.processes import RunLostError
 from tests.scripts.living import MARK, default_signals, marked
 
 

@@ -41,18 +41,22 @@ def test_every_key_is_read_from_the_node_and_wins_over_the_policy_file(tmp_path:
 
 
 BAD: dict[str, dict[str, object]] = {
-    "min-noise-multiplier must be a number": {"min-noise-multiplier": "much"},
-    "min-noise-multiplier must be a finite number of at least 0": {"min-noise-multiplier": "inf"},
-    "public-num-examples must be a whole number (got 2.5)": {"public-num-examples": 2.5},
+    "min-noise-multiplier must be a finite number of at least 0 (got much)": {"min-noise-multiplier": "much"},
+    "min-noise-multiplier must be a finite number of at least 0 (got inf)": {"min-noise-multiplier": "inf"},
+    "public-num-examples must be a whole number, at least 1 (got 2.5)": {"public-num-examples": 2.5},
     "public-num-examples must be at least 1 (got 0)": {"public-num-examples": 0},
     "min-colluding must be at least 0": {"min-colluding": -1},
     "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
-    "max-epsilon must be a number (got True)": {"max-epsilon": True},
+    "max-epsilon must be above 0 (got True)": {"max-epsilon": True},
     "max-delta must be given with max-epsilon, below 1 /": {"max-epsilon": 4.0, "min-noise-multiplier": 1.0},
     "max-delta must be within (0, 1]": {"max-delta": 2},
     "require must be of user, example, local, secure (got ('everything',))": {"require": "everything"},
 }
-FILES = {"{": "is not JSON", "[1]": "must hold one JSON object", '{"max-epsilom": 4}': "has no setting max-epsilom"}
+FILES = {
+    "{": "is not JSON",
+    "[1]": "must hold one JSON object",
+    '{"max-epsilom": 4}': "unknown setting max-epsilom; did you mean max-epsilon?",
+}
 
 
 def test_a_policy_that_is_not_understood_is_never_taken_for_none(tmp_path: Path) -> None:

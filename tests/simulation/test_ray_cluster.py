@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("ray")
 import ray
 
-from discreet.protocol.run_lost import RunLostError
 from discreet.settings.rules import ConfigError
+from discreet.simulation.processes import RunLostError
 from discreet.simulation.ray_cluster import Alike, connected, versions
 
 OWN = ("examples.own.model:build",)

@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
 
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation import ray_workers
 from discreet.simulation.in_process import simulate
+from discreet.simulation.processes import RunLostError
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, connected
 from discreet.simulation.ray_workers import RayWorkers
 from tests.simulation.lost_processes import Dying
