@@ -427,7 +427,7 @@ FAULTS = (
         "a client charges no answer",
         "discreet.node.admission:own_noise",
         always(None),
-        "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
+        "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both",
     ),
     Fault(
         "a virtual member is believed without a ticket",

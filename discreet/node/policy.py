@@ -136,37 +136,31 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    if run.user.groups < policy.min_groups:
-        raise Refused(
-            f"the policy of this client requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run "
-            f"has sampling.kind={run.user.sampling} and {run.user.groups}"
-        )
-    masked = masked_mechanism(run) is not None
-    if SECURE in policy.require and not masked:
-        raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
+    user, masked = run.user, masked_mechanism(run) is not None
+    cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
+    _hold(user.groups >= policy.min_groups, f"{cyclic} has sampling.kind={user.sampling} and {user.groups}")
+    plain = SECURE in policy.require and not masked
+    _hold(not plain, "requires secure aggregation, and the run would read its update")
     if masked:
-        check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(run.user.population_size))
-    missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
-    if missing:
-        raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
-    if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
-        raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
-    least = least_noise(run, noise_multipliers.get(USER, 0.0))
-    for name, value in (noise_multipliers | ({USER: least} if USER in noise_multipliers else {})).items():
-        if value < policy.min_noise_multiplier:
-            raise Refused(
-                f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; "
-                f"the {name}-level one is {value:g}"
-            )
-    if run.delta > policy.max_delta:
-        raise Refused(f"the policy of this client allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
+        check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(user.population_size))
+    for name in policy.require:
+        _hold(name in noise_multipliers or name == SECURE, f"requires the {name}-level guarantee, which is off")
+    asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
+    _hold(bool(noise_multipliers) or not asks, "asks for noise or a largest epsilon, and no guarantee is on")
+    for name, noise in noise_multipliers.items():
+        found = least_noise(run, noise) if name == USER else noise
+        least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
+        _hold(found >= policy.min_noise_multiplier, f"{least}; the {name}-level one is {found:g}")
+    _hold(run.delta <= policy.max_delta, f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
         planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
-        if planned > policy.max_epsilon:
-            raise Refused(
-                f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
-                f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
-            )
+        allowed = f"allows epsilon up to {policy.max_epsilon:g}; the run plans a user-level"
+        _hold(planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}")
+
+
+def _hold(holds: bool, said: str) -> None:
+    if not holds:
+        raise Refused(f"the policy of this client {said}")
 
 
 def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: int | None) -> None:
@@ -179,22 +173,18 @@ def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: 
 
 def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
     """Refuses masked sums that expect fewer colluding nodes, or are of fewer honest ones, than the policy asks for."""
-    if colluding < policy.min_colluding or summands < policy.min_summands:
-        raise Refused(
-            f"the policy of this client requires min-colluding={policy.min_colluding} and min-summands="
-            f"{policy.min_summands}; the run has privacy.secure.colluding={colluding}, and {summands} summands"
-        )
+    wanted = f"min-colluding={policy.min_colluding} and min-summands={policy.min_summands}"
+    said = f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} summands"
+    _hold(colluding >= policy.min_colluding and summands >= policy.min_summands, said)
 
 
 def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
     """Refuses a masked sum whose noise is below the policy by the client's own count: with `min_noise_multiplier`, what
     the honest clients' shares are sure to add up to, over what one client can add to the sum."""
     noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
-    if noise < policy.min_noise_multiplier * (1 - ROUNDING):
-        raise Refused(
-            f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; the sum has "
-            f"{noise:.4g} by this client's own count"
-        )
+    wanted = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
+    enough = noise >= policy.min_noise_multiplier * (1 - ROUNDING)
+    _hold(enough, f"{wanted}; the sum has {noise:.4g} by this client's own count")
 
 
 def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta: float) -> float:

@@ -17,8 +17,7 @@ pytest.importorskip("ray")
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.server.run_folder import RunFolder
-from tests.deployment.test_interruption import LONG, SMALL, start
-from tests.scripts.living import MARK, check_interrupted, marked
+from tests.scripts.living import LONG, MARK, SMALL, check_interrupted, marked, start
 
 pytestmark = pytest.mark.slow
 
