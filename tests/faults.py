@@ -263,7 +263,7 @@ FAULTS = (
         "a charge goes through although another was made since the budget was looked at",
         "discreet.ledger.durable_ledger:_charged_since",
         always(set()),
-        "node/test_account.py::test_a_charge_made_meanwhile_is_seen_before_the_budget_is_passed",
+        "node/test_admission.py::test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhile",
     ),
     Fault(
         "a run is resumed with a ledger that is older than its checkpoint",
@@ -428,13 +428,13 @@ FAULTS = (
         "a client charges no answer",
         "discreet.node.admission:own_noise",
         always(None),
-        "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost",
+        "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both",
     ),
     Fault(
         "a virtual member is believed without a ticket",
         "discreet.node.secure_aggregation:is_simulations",
         always(True),
-        "node/test_client_app.py::test_a_real_node_is_no_virtual_member_of_a_masked_sum",
+        "node/test_client_app.py::test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed",
     ),
     Fault(
         "the node proxy passes on the registering of nodes",
@@ -486,7 +486,7 @@ FAULTS = (
     ),
     Fault(
         "a client adds no share of noise to a masked sum of ratings",
-        "discreet.node.release:noised_vector",
+        "discreet.node.client:noised_vector",
         lambda real: (
             lambda vector, reply, request, source: real(
                 vector if request.work.trains else replace(vector, variance=0), reply, request, source

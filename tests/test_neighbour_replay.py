@@ -19,7 +19,7 @@ from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step
 from discreet.mechanisms.masked_gaussian import MaskedGaussian
 from discreet.mechanisms.sums import AnswerRelease, UnopenedSum
-from discreet.node.release import Values, noised_vector
+from discreet.node.client import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from discreet.audit.canary_scores import Experiment
 from discreet.audit.example_audit import audit_examples
 from discreet.audit.federation_audit import audit_federation
-from discreet.audit.local_audit import audit_local
-from discreet.audit.release_audit import audit_round, audit_shared_step, audit_statistics
+from discreet.audit.release_audit import audit_local, audit_round, audit_shared_step, audit_statistics
 from discreet.audit.user_audit import audit_users
 from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
 from discreet.server.session import resolve

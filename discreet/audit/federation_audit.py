@@ -31,7 +31,6 @@ from discreet.deployment.raw_node import raw_node
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.plan import Plan, plan_of
 from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.run_plan import round_settings
@@ -40,6 +39,7 @@ from discreet.server.state import State
 from discreet.settings.privacy import CORRELATED, USER
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import flat
+from discreet.simulation.processes import RunLostError
 
 logger = logging.getLogger("discreet")
 

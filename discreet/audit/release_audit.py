@@ -1,5 +1,5 @@
 """Audits that repeat releases with a canary, and with what stands in its place: a round, a rating of a model,
-statistics, or a step that clients share.
+statistics, a step that clients share, or what a client noises itself.
 
 The canary is far longer than may be; the real cohort sampling, clipping and noise decide what is seen of it. No other
 client takes part: the auditor knows what all others send, and would take it off. Under secure aggregation only the
@@ -27,15 +27,16 @@ from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
+from discreet.mechanisms.client_noise import LocalPrivacy, release_update
+from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused
-from discreet.node.client import Client
+from discreet.node.client import Client, Values, noised_vector
 from discreet.node.policy import ClientPolicy
-from discreet.node.release import Values, noised_vector
 from discreet.per_example.per_example import clipped_gradient_sum
-from discreet.privacy.randomness import RandomSource, source_of
+from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.query import EVALUATION, STATISTICS, query_of
@@ -44,13 +45,16 @@ from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
 from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings, statistics_noise
 from discreet.server.state import State, initial_state
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, USER
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
+from discreet.training.local_training import LocalSettings, settings_without_noise
 from discreet.training.losses import loss_of
 
 logger = logging.getLogger("discreet")
 
 LONG = 1e4  # times the norm that clips
+COORDINATES = 8  # of what is released by a local mechanism: more show no more, and cost time
+EXAMPLES = 4  # of a client that takes one full-batch step
 FIRST = 0  # the canary's number among the population's
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
 LOOKED_AT = 256  # examples of a client, of which the canary is one
@@ -64,7 +68,7 @@ NAMES = {
 ALONE = CohortSampling("everyone", 1.0, 1)
 # The score of one release: 1 with the canary, 0 without, -1 with its opposite.
 Score = Callable[[int, RandomSource], float]
-# One client's vector, noise included: `discreet.node.release.noised_vector`, or a faulty one in tests.
+# One client's vector, noise included: `discreet.node.client.noised_vector`, or a faulty one in tests.
 MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
 # The replies of a cohort, by what is sent of the canary, as for a score.
 Replies = Callable[[int, RandomSource], Sequence[TrainReply | UnopenedSum]]
@@ -220,6 +224,57 @@ def audit_shared_step(
     rounds = [(settings.event_of(1), score)]
     name, facts = "a step that clients share", {"client": client}
     return Repeated(name, EXAMPLE, rounds, cohort_sampling(plan), facts).experiment(plan, releases)
+
+
+def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
+    """Repeats the local mechanism of the first rounds of a run on a canary, and on its opposite: everybody sees what a
+    client sends, so that one canary, as far from its opposite as the clip allows, is the strongest test.
+
+    `gaussian`, `laplace`: the update is one long vector along one coordinate, or its negative. `laplace_step`: of a
+    linear model's examples one has a long input, or its negative; the others are known.
+
+    Raises:
+      ConfigError: there is no local privacy, or there are fewer rounds, or fewer than two releases.
+    """
+    run = plan.run
+    if LOCAL not in plan.mechanisms:
+        raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
+    if not 1 <= rounds <= run.rounds:
+        raise ConfigError(f"an audit needs 1 .. {run.rounds} rounds (got {rounds})")
+    training = settings_without_noise(run.training)
+    privacies = [round_privacy(run, round_number=number) for number in range(1, rounds + 1)]
+    scored = [(privacy.event, _local_score(privacy, training)) for privacy in privacies]
+    facts: Facts = {"kind": run.local.kind, "noise": run.noise}
+    return Repeated("local level", LOCAL, scored, facts=facts).experiment(plan, releases)
+
+
+def _local_score(privacy: LocalPrivacy, training: LocalSettings) -> Score:
+    """The log-likelihood ratio of a release, but for a factor that is the same in each round, by an auditor who knows
+    what either unit gives without noise."""
+    still, power = replace(privacy, noise_multiplier=0.0), 2 if privacy.kind == "gaussian" else 1
+    ours, theirs = (_released(still, training, included, secure_source()).double() for included in (1, 0))
+
+    def score(included: int, source: RandomSource) -> float:
+        released = _released(privacy, training, included, source).double()
+        ratio = (released - theirs).abs() ** power - (released - ours).abs() ** power
+        return float(ratio.sum()) / privacy.noise_multiplier**power
+
+    return score
+
+
+def _released(privacy: LocalPrivacy, training: LocalSettings, included: int, source: RandomSource) -> Tensor:
+    far = LONG if included else -LONG
+    if privacy.kind != "laplace_step":
+        update = torch.zeros(COORDINATES)
+        update[0] = far
+        return release_update(update, privacy, source=source)
+    model = nn.Linear(COORDINATES // 2, 2)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)  # so that the gradients of the two units are opposite
+    inputs = torch.zeros(EXAMPLES, COORDINATES // 2)
+    inputs[0, 0] = far
+    examples = Examples(inputs, torch.zeros(EXAMPLES, dtype=torch.int64))
+    return release_step(model, examples, training=training, privacy=privacy, source=source)
 
 
 def step_parts(plan: Plan, task: Task, client: int) -> tuple[TrainRequest, Tensor, Values, Values]:

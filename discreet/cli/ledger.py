@@ -1,4 +1,4 @@
-"""A run's ledgers, or a node's: `discreet ledger show|verify|export|create|adopt RUN`.
+"""A run's ledgers, or a node's: `discreet ledger show|verify|export|create|adopt|backup RUN`.
 
 RUN is a run folder, or a ledger file.
 
@@ -9,6 +9,8 @@ create  makes a node's ledger: RUN is the file, which must not be there. With --
         the account of a population, which all runs over it charge (privacy.user.account=FILE)
 adopt   lets this machine go on with ledgers that it never charged, or that were moved. Adopt no copy of one that is
         charged elsewhere too: what the two spend is nowhere added up
+backup  copies a ledger file, also while it is in use, to the file COPY, which must not be there, and verifies the copy.
+        Whoever keeps the digest that is printed, its head, can prove later that nothing before it was rewritten
 
 examples:
   discreet ledger show outputs/first
@@ -20,7 +22,9 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,8 +44,9 @@ DEFAULT_DELTA = 1e-5
 
 
 def command(
-    action: Annotated[Literal["show", "verify", "export", "create", "adopt"], typer.Argument()],
+    action: Annotated[Literal["show", "verify", "export", "create", "adopt", "backup"], typer.Argument()],
     run: Annotated[Path, typer.Argument(metavar="RUN")],
+    copy: Annotated[Path | None, typer.Argument(metavar="[COPY]", help="backup: the file to be made")] = None,
     delta: Annotated[float | None, Option(help="of the epsilons shown; the run's own by default, else 1e-5")] = None,
     population: Annotated[
         str | None, Option(metavar="NAME", help="create: sampling.population_name of its runs")
@@ -60,6 +65,12 @@ def command(
             people = Population(population, size, ADJACENCIES[replace], delta)
             ledger, whose = create_account(run, people, max_epsilon=max_epsilon), f" account of {population},"
         print(f"{run}:{whose} nothing is spent yet; head {ledger.position().head}")
+        return 0
+    if (copy is None) is (action == "backup"):
+        raise ConfigError("backup, and it alone, takes a second file, the copy to be made")
+    if copy is not None:
+        copied = backup(run, copy)
+        print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
         return 0
     files = [run] if run.is_file() else [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
     ledgers, code = [DurableLedger(path) for path in files if path.exists()], 0
@@ -84,6 +95,25 @@ def command(
             print(f"  head {ledger.position().head}")
             code = 1 if faults else code
     return code
+
+
+def backup(ledger: Path, copy: Path) -> DurableLedger:
+    """A whole and verified copy of a ledger: a plain copy of the file may miss what SQLite still keeps beside it.
+
+    Raises:
+      LedgerError: there is no ledger, the copy would overwrite a file, or the chain does not hold.
+    """
+    try:
+        ledger.stat()  # it is there
+        copy.touch(mode=0o600, exist_ok=False)
+        with closing(sqlite3.connect(ledger)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+    except (OSError, sqlite3.Error) as error:
+        raise LedgerError(f"{ledger} can't be copied, and nothing is overwritten: {error}") from error
+    copied = DurableLedger(copy)
+    if faults := copied.verify():
+        raise LedgerError(f"{ledger} is damaged: {faults[0]}")
+    return copied
 
 
 def _delta_of(run: Path, ledger: DurableLedger) -> float:

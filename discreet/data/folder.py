@@ -43,13 +43,15 @@ data: a minimum, a mean or a count of what occurs would be a release without an 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import logging
 import math
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +89,15 @@ def load_folder(path: str | None) -> Task:
     return Task(FOLDER, train, test, shape, owners)
 
 
-def read_examples(folder: Path, task: str) -> tuple[Examples, TaskShape]:
-    """The training examples in a folder, and their shape, for a task of `SHAPES` or the one that the folder describes
-    (`data.name=folder`).
+@lru_cache(maxsize=4)
+def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
+    """The training examples in a node's own folder, and their shape, for a task of `SHAPES` or the one that the folder
+    describes (`data.name=folder`). Read once per process.
+
+    Raises:
+      FolderError: what is wrong, with the file, the row or the class.
     """
+    folder = folder.expanduser().resolve()
     if task not in (*SHAPES, FOLDER):
         known = ", ".join(sorted((*SHAPES, FOLDER)))
         raise FolderError(f"no task {task!r}; data of a node's own can be given for {known}")
@@ -350,3 +357,22 @@ def _numbered(targets: Array, description: DataDescription) -> Array:
         raise FolderError(
             f"{description.file}: classes that are words must be listed in classes, and other targets be numbers"
         ) from error
+
+
+def main(words: Sequence[str]) -> int:
+    """Checks a node's own data: says how many examples a folder holds for a task; 2 if they do not fit."""
+    parser = argparse.ArgumentParser(prog="python -m discreet.data.folder", description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("task", help=", ".join((*SHAPES, FOLDER)))
+    arguments = parser.parse_args(words)
+    try:
+        examples, _ = node_table(arguments.folder, arguments.task)
+    except FolderError as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    print(f"{arguments.folder} fits {arguments.task}: {len(examples)} examples")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -22,7 +22,6 @@ from discreet.deployment.flower_home import (
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.logs import log_to
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import (
     OVER,
@@ -34,7 +33,7 @@ from discreet.server.run_folder import (
 )
 from discreet.server.session import resolve
 from discreet.settings.rules import require_extra
-from discreet.simulation.processes import ray_environment, scratch_folder
+from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
 
 MOST_NODES = 200  # a simulation with more clients has several on each node
 START_SECONDS, LOST_SECONDS = 120, 5

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from discreet.logs import log_to
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder, note_interruption, only_writer
 from discreet.settings.rules import ConfigError
-from discreet.simulation.processes import heard
+from discreet.simulation.processes import RunLostError, heard
 
 logger = logging.getLogger("discreet")
 

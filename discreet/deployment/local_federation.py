@@ -34,13 +34,12 @@ from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder, check_output, read_status, state_of
 from discreet.server.session import check_secure, resolve
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError, require_extra
-from discreet.simulation.processes import end_carrying, scratch_folder
+from discreet.simulation.processes import RunLostError, end_carrying, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
 START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0

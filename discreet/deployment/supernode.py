@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from discreet.data.folder import node_table
 from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, commands, hand_over
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
-from discreet.node.node_data import node_table
 from discreet.node.policy import policy_from
 from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, read_member
-from discreet.protocol.simulation_keys import MembershipFiles
+from discreet.protocol.simulated import MembershipFiles
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
 

@@ -14,9 +14,9 @@ from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
 from discreet.node.app import answered
+from discreet.node.client import Values, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import policy_from
-from discreet.node.release import Values, noised_vector
 from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import secure_source

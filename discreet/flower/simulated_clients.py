@@ -11,8 +11,7 @@ from pathlib import Path
 
 from discreet.masking.identity import Identity
 from discreet.mechanisms.mechanism_table import masked_mechanism
-from discreet.protocol.simulation_keys import FOLDER, PEERS, virtual_files
-from discreet.protocol.simulation_ticket import TICKET
+from discreet.protocol.simulated import FOLDER, PEERS, TICKET, virtual_files
 from discreet.settings.client_settings import ClientSettings
 
 

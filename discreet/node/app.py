@@ -30,7 +30,7 @@ from discreet.protocol.messages import (
     reply_numbers,
     request_of,
 )
-from discreet.protocol.simulation_ticket import SIMULATION_KEYS
+from discreet.protocol.simulated import SIMULATION_KEYS
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
+from discreet.mechanisms.masked_step import step_norm
 from discreet.mechanisms.mechanism_table import masked_mechanism, own_noise, server_mechanism
 from discreet.mechanisms.sums import clipped
 from discreet.models.fixed_part import behind_fixed
@@ -16,12 +17,40 @@ from discreet.models.models import frozen_digest, load_parameters, outputs_of, t
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
 from discreet.node.policy import ClientPolicy
-from discreet.node.release import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
 from discreet.queries.query import OF_DATA, STATISTICS, query_of
 from discreet.training.local_training import local_update
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The exact results of a client. They have no form that travels: they go into `noised_vector` if the run is under
+    secure aggregation, and into a `TrainReply`, whose fields these are, otherwise."""
+
+    update: Tensor
+    below: bool = False
+    answer: Tensor | None = None
+
+
+def noised_vector(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+    """A client's vector, int64 (length,), noise included: this is masked, and nothing else.
+
+    The noise is the client's share: the shares of `vector.summands` clients are what the release is accounted with, and
+    no client's share is enough by itself. `source`: the client's own, of this round.
+    """
+    if vector.largest_sum:
+        encoded = vector.encode_gradients(values.update, step_norm(request.run))
+        return encoded + vector.noise(source.child("secure", "step"))
+    trains, query = request.work.trains, request.work.query
+    encoded = vector.encode(
+        values.update if trains else None,
+        request.clip_norm,
+        below=values.below if trains and vector.bit_steps else None,
+        answer=values.answer if query else None,
+    )
+    return encoded + vector.noise(source.child("secure", "update" if trains else query))
 
 
 @dataclass(frozen=True, eq=False)

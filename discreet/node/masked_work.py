@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.masked_gaussian import MaskedSum
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import NO_LEDGER
@@ -27,12 +26,12 @@ from discreet.queries.query import EVALUATION, query_of
 from discreet.settings.privacy import Sizes
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    pass
 
 logger = logging.getLogger("discreet.client")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MaskedWork:
     """One round's work of a client for a masked sum.
 
@@ -42,6 +41,7 @@ class MaskedWork:
       accounts, policy, data_owner: as `discreet.node.client.Client` has them.
       work: gives the client's vector, int64 (length,), noised, as `Client.vector` does; Refused before anything is
         computed.
+      sums, guarantee: the masked sum, by the client's own count, and what it is charged to.
     """
 
     request: TrainRequest
@@ -52,41 +52,21 @@ class MaskedWork:
     work: Callable[[SecureSum], Tensor]
 
     def __post_init__(self) -> None:
-        if masked_mechanism(self.request.run) is None:
+        mechanism = masked_mechanism(self.request.run, self.sizes)
+        if mechanism is None:
             raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
+        self.sums, self.guarantee = mechanism.vector, mechanism.guarantee
 
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
         """The work that a message asks for; errors as `client_of`."""
         request, params = decode_request(content)
-        client, sizes = client_of(request, node_config), Sizes(params.numel())
+        client, answer = client_of(request, node_config), 0
         if request.run.evaluation.private:
             assert client.shape is not None
-            sizes = Sizes(params.numel(), query_of(EVALUATION, request.run, client.shape).length)
-        work = partial(client.vector, request, params)
+            answer = query_of(EVALUATION, request.run, client.shape).length
+        work, sizes = partial(client.vector, request, params), Sizes(params.numel(), answer)
         return cls(request, sizes, client.accounts, client.policy, client.data_owner, work)
-
-    @property
-    def mechanism(self) -> MaskedSum:
-        """The mechanism that masks."""
-        mechanism = masked_mechanism(self.request.run, self.sizes)
-        assert mechanism is not None
-        return mechanism
-
-    @cached_property
-    def sums(self) -> SecureSum:
-        """The masked sum, by the client's own count."""
-        return self.mechanism.vector
-
-    @property
-    def guarantee(self) -> str:
-        """The guarantee that the sum is charged to."""
-        return self.mechanism.guarantee
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of this round's sum to this client, by its own count."""
-        return self.sums.event_of(trains=self.request.work.trains, rates=bool(self.request.work.query))
 
     def vector(self) -> NDArray[np.int64]:
         """The client's vector (length,). Nothing is computed if a budget or the policy forbids it: Refused."""
@@ -104,8 +84,9 @@ class MaskedWork:
         """The charge, held to the budgets of the run and of the owner; Refused if it would pass one."""
         if self.accounts is None:
             raise Refused(NO_LEDGER)
-        check_own_count(self.policy, self.event)
-        charge = Charge(self.request.round, self.guarantee, self.data_owner, self.event)
+        event = self.sums.event_of(trains=self.request.work.trains, rates=bool(self.request.work.query))
+        check_own_count(self.policy, event)
+        charge = Charge(self.request.round, self.guarantee, self.data_owner, event)
         self.accounts.after([charge], budgets_of(self.policy, self.request.run, self.guarantee))
         return charge
 

@@ -14,7 +14,7 @@ from torch import nn
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Examples, TaskShape
-from discreet.data.folder import FOLDER
+from discreet.data.folder import FOLDER, node_table
 from discreet.data.normalising import normaliser_of
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
@@ -22,11 +22,10 @@ from discreet.mechanisms.mechanism_table import accounts_itself
 from discreet.models.models import OWN, model_for
 from discreet.node.account import Refused, accounts_of
 from discreet.node.client import Client
-from discreet.node.node_data import node_table
 from discreet.node.policy import ClientPolicy, check_turn, policy_from
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.protocol.messages import TrainRequest
-from discreet.protocol.simulation_ticket import is_simulations
+from discreet.protocol.simulated import is_simulations
 from discreet.queries.query import OF_DATA
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig

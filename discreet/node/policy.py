@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.mechanisms.mechanism import least_noise, releases_of, terms_of
@@ -16,27 +19,29 @@ from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES, SECURE, USER
-from discreet.settings.rules import Rule, at_least, check_value, require
+from discreet.settings.rules import (
+    Count,
+    CountOrZero,
+    Probability,
+    Rule,
+    require,
+    rules,
+    section,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-WHOLE = ("public-num-examples", "min-colluding", "min-summands", "min-groups")
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
-RANGES = {
-    "min-noise-multiplier": Rule("a finite number of at least 0", lambda z: 0 <= z < math.inf),
-    "max-epsilon": Rule("above 0", lambda epsilon: epsilon > 0),
-    "max-delta": Rule("within (0, 1]", lambda delta: 0 < delta <= 1),
-    "require": Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset),
-    "public-num-examples": at_least(1),
-    "min-colluding": at_least(0),
-    "min-summands": at_least(0),
-    "min-groups": at_least(0),
-}
 
 
-@dataclass(frozen=True)
+@section(
+    "",
+    **{name.replace("-", "_"): name for name in ("min-noise-multiplier", "max-epsilon", "max-delta")},
+    **{name.replace("-", "_"): name for name in ("public-num-examples", "min-colluding", "min-summands", "min-groups")},
+)
 class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
@@ -56,22 +61,21 @@ class ClientPolicy:
         it trains whenever it is asked.
     """
 
-    min_noise_multiplier: float = 0.0
-    max_epsilon: float = math.inf
-    max_delta: float = 1.0
-    require: tuple[str, ...] = ()
-    public_num_examples: int | None = None
-    min_colluding: int = 0
-    min_summands: int = 0
-    min_groups: int = 0
+    min_noise_multiplier: Annotated[float, Rule("a finite number of at least 0", lambda noise: noise >= 0)] = 0.0
+    max_epsilon: Annotated[float, Field(allow_inf_nan=True), Rule("above 0", lambda epsilon: epsilon > 0)] = math.inf
+    max_delta: Probability = 1.0
+    require: Annotated[tuple[str, ...], Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset)] = ()
+    public_num_examples: Count | None = None
+    min_colluding: CountOrZero = 0
+    min_summands: CountOrZero = 0
+    min_groups: CountOrZero = 0
 
     def __post_init__(self) -> None:
-        for key, rule in RANGES.items():
-            value = getattr(self, key.replace("-", "_"))
-            if value is not None:
-                check_value(value, key, rule)
         both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
         require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta)
+
+
+FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
@@ -82,11 +86,10 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     """
     try:
         settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
-        settings |= {key: node_config[key] for key in RANGES if key in node_config}
-        unknown = sorted(set(settings) - set(RANGES))
-        if unknown:
-            raise ValueError(f"the policy has no setting {', '.join(unknown)}: it knows {', '.join(RANGES)}")
-        return ClientPolicy(**{key.replace("-", "_"): _value(key, value) for key, value in settings.items()})
+        settings |= {key: node_config[key] for key in FIELDS if key in node_config}
+        for key in settings.keys() - FIELDS.keys():
+            raise ValueError(unknown(key, ClientPolicy))
+        return ClientPolicy(**{FIELDS[key]: _value(key, value) for key, value in settings.items()})
     except ValueError as error:
         raise Refused(f"the policy of this client can't be read: {error}") from error
 
@@ -104,15 +107,12 @@ def _policy_file(path: Path) -> dict[str, object]:
 
 
 def _value(key: str, value: object) -> Any:
+    """A value as the policy has it: Flower and people may write a number as a text, and one name without a list."""
     if key == "require":
         return tuple(map(str, value if isinstance(value, list) else str(value).replace(",", " ").split()))
-    try:
-        number = float(str(value))
-    except ValueError as error:
-        raise ValueError(f"{key} must be a number (got {value})") from error
-    if key in WHOLE and not number.is_integer():
-        raise ValueError(f"{key} must be a whole number (got {value})")
-    return int(number) if key in WHOLE else number
+    with suppress(ValueError):
+        value = float(value) if isinstance(value, str) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
@@ -136,37 +136,31 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    if run.user.groups < policy.min_groups:
-        raise Refused(
-            f"the policy of this client requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run "
-            f"has sampling.kind={run.user.sampling} and {run.user.groups}"
-        )
-    masked = masked_mechanism(run) is not None
-    if SECURE in policy.require and not masked:
-        raise Refused("the policy of this client requires secure aggregation, and the run would read its update")
+    user, masked = run.user, masked_mechanism(run) is not None
+    cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
+    _hold(user.groups >= policy.min_groups, f"{cyclic} has sampling.kind={user.sampling} and {user.groups}")
+    plain = SECURE in policy.require and not masked
+    _hold(not plain, "requires secure aggregation, and the run would read its update")
     if masked:
-        check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(run.user.population_size))
-    missing = [name for name in policy.require if name not in noise_multipliers and name != SECURE]
-    if missing:
-        raise Refused(f"the policy of this client requires the {missing[0]}-level guarantee, which is off")
-    if not noise_multipliers and (policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)):
-        raise Refused("the policy of this client asks for noise or a largest epsilon, and no guarantee is on")
-    least = least_noise(run, noise_multipliers.get(USER, 0.0))
-    for name, value in (noise_multipliers | ({USER: least} if USER in noise_multipliers else {})).items():
-        if value < policy.min_noise_multiplier:
-            raise Refused(
-                f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; "
-                f"the {name}-level one is {value:g}"
-            )
-    if run.delta > policy.max_delta:
-        raise Refused(f"the policy of this client allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
+        check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(user.population_size))
+    for name in policy.require:
+        _hold(name in noise_multipliers or name == SECURE, f"requires the {name}-level guarantee, which is off")
+    asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
+    _hold(bool(noise_multipliers) or not asks, "asks for noise or a largest epsilon, and no guarantee is on")
+    for name, noise in noise_multipliers.items():
+        found = least_noise(run, noise) if name == USER else noise
+        least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
+        _hold(found >= policy.min_noise_multiplier, f"{least}; the {name}-level one is {found:g}")
+    _hold(run.delta <= policy.max_delta, f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
         planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
-        if planned > policy.max_epsilon:
-            raise Refused(
-                f"the policy of this client allows epsilon up to {policy.max_epsilon:g}; "
-                f"the run plans a user-level {planned:.4g} at delta {policy.max_delta:g}"
-            )
+        allowed = f"allows epsilon up to {policy.max_epsilon:g}; the run plans a user-level"
+        _hold(planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}")
+
+
+def _hold(holds: bool, said: str) -> None:
+    if not holds:
+        raise Refused(f"the policy of this client {said}")
 
 
 def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: int | None) -> None:
@@ -179,22 +173,18 @@ def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: 
 
 def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
     """Refuses masked sums that expect fewer colluding nodes, or are of fewer honest ones, than the policy asks for."""
-    if colluding < policy.min_colluding or summands < policy.min_summands:
-        raise Refused(
-            f"the policy of this client requires min-colluding={policy.min_colluding} and min-summands="
-            f"{policy.min_summands}; the run has privacy.secure.colluding={colluding}, and {summands} summands"
-        )
+    wanted = f"min-colluding={policy.min_colluding} and min-summands={policy.min_summands}"
+    said = f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} summands"
+    _hold(colluding >= policy.min_colluding and summands >= policy.min_summands, said)
 
 
 def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
     """Refuses a masked sum whose noise is below the policy by the client's own count: with `min_noise_multiplier`, what
     the honest clients' shares are sure to add up to, over what one client can add to the sum."""
     noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
-    if noise < policy.min_noise_multiplier * (1 - ROUNDING):
-        raise Refused(
-            f"the policy of this client requires a noise multiplier of {policy.min_noise_multiplier:g}; the sum has "
-            f"{noise:.4g} by this client's own count"
-        )
+    wanted = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
+    enough = noise >= policy.min_noise_multiplier * (1 - ROUNDING)
+    _hold(enough, f"{wanted}; the sum has {noise:.4g} by this client's own count")
 
 
 def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta: float) -> float:

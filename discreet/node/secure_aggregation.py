@@ -32,8 +32,7 @@ from discreet.protocol.masked_messages import (
     terms_of,
 )
 from discreet.protocol.messages import VirtualClient
-from discreet.protocol.simulation_keys import MembershipFiles, virtual_files
-from discreet.protocol.simulation_ticket import is_simulations
+from discreet.protocol.simulated import MembershipFiles, is_simulations, virtual_files
 
 if TYPE_CHECKING:
     from discreet.node.masked_work import MaskedWork

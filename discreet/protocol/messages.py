@@ -12,13 +12,11 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.common.constant import SType
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -44,7 +42,7 @@ class MalformedMessage(ValueError):
 
 @section("virtual.")
 class VirtualClient:
-    """The client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulation_ticket`).
+    """The client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulated`).
 
     Attributes:
       client_id: its number.
@@ -214,18 +212,8 @@ def encode_reply(reply: TrainReply) -> RecordDict:
 
 
 def array_of(vector: Tensor) -> Array:
-    """A vector (n,) as float32, byte for byte what `Array` makes of it, in one copy; `Array` itself takes three."""
-    values = np.ascontiguousarray(vector.detach().cpu().numpy(), dtype=np.float32)
-    return Array(str(values.dtype), values.shape, SType.NUMPY, b"".join((_header(len(values)), values.data)))
-
-
-@lru_cache(maxsize=16)
-def _header(count: int) -> bytes:
-    """The header of `count` float32 values in NumPy's format."""
-    header = io.BytesIO()
-    kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
-    np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": (count,)})
-    return header.getvalue()
+    """A vector (n,) as float32."""
+    return Array(vector.detach().cpu().numpy().astype(np.float32, copy=False))
 
 
 def floats_of(array: Array, name: str) -> Floats:

@@ -3,7 +3,7 @@
 A client's answer is a vector (length,) of L2 norm at most 1, whatever its data are, so that adding or removing one
 client moves the sum by at most 1. The server clips each answer to that norm once more, adds them up, adds Gaussian
 noise, and divides by public constants alone. At example level each client noises its own answer
-(`discreet.node.release`). A client that is missing, or whose answer is malformed, adds zero.
+(`discreet.node.client`). A client that is missing, or whose answer is malformed, adds zero.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from discreet.mechanisms.mechanism import ServerRelease
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, PartialReply
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
-from discreet.node.release import Values, noised_vector
+from discreet.node.client import Values, noised_vector
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.plan import Plan
 from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer
 from discreet.settings.rules import ConfigError, require_extra
+from discreet.simulation.processes import RunLostError
 
 if TYPE_CHECKING:  # Ray takes seconds to import
     from discreet.simulation.ray_cluster import RayCluster

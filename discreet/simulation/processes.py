@@ -28,6 +28,10 @@ END_SECONDS, LOOK_SECONDS = 10.0, 0.02
 WATCH_SECONDS = 0.5
 
 
+class RunLostError(RuntimeError):
+    """Something that a run needs has ended. The message says what; the run can be resumed."""
+
+
 def heard() -> list[signal.Signals]:
     """The signals that ask this process to end, but for those that whoever started it wants to be ignored (nohup)."""
     return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]

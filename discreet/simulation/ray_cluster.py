@@ -39,12 +39,11 @@ from torch import Tensor
 import discreet
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import OWN, own_builder
-from discreet.protocol.run_lost import RunLostError
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import HF
 from discreet.simulation.client_examples import read_only
-from discreet.simulation.processes import ray_environment, scratch_folder
+from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
 from discreet.simulation.workers import QUEUED, Train, Work
 
 Task = ray.ObjectRef[Any]

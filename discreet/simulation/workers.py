@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.protocol.run_lost import RunLostError
+from discreet.simulation.processes import RunLostError
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one

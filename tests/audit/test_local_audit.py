@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from discreet.audit.local_audit import audit_local
+from discreet.audit.release_audit import audit_local
 from discreet.audit.verdict import judge
 from discreet.privacy import clipping
 from discreet.server.plan import Plan, planned

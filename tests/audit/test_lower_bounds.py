@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binomtest
 
 from discreet.audit.canary_scores import Scores
 from discreet.audit.lower_bounds import (
@@ -37,15 +37,6 @@ def test_the_bounds_are_those_of_jax_privacy(given: tuple[int, int, int, float],
     *counts, delta = given
     assert one_run_bound(Guesses(*counts), delta=delta) == pytest.approx(one_run, abs=2e-6)
     assert fdp_bound(Guesses(*counts), delta=delta) == pytest.approx(fdp, abs=2e-6)
-
-
-def test_the_p_value_is_the_theorem_written_out() -> None:
-    delta, epsilon, (m, r, v) = 1e-3, 0.7, (300, 40, 31)
-    success = np.exp(epsilon) / (1 + np.exp(epsilon))
-    tail = sum(binom.pmf(w, r, success) for w in range(v, r + 1))
-    most = max(sum(binom.pmf(w, r, success) for w in range(v - i, v)) / i for i in range(1, v + 1))
-    found = one_run_p_value(Guesses(m, r, v), epsilon=epsilon, delta=delta)
-    assert found == pytest.approx(tail + 2 * m * delta * most)
 
 
 def test_for_randomised_response_it_passes_the_truth_as_often_as_it_may() -> None:

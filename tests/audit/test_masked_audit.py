@@ -13,7 +13,7 @@ from discreet.audit.release_audit import MakeVector, audit_round, audit_shared_s
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Task
 from discreet.mechanisms.masked_step import step_norm
-from discreet.node.release import Values, noised_vector
+from discreet.node.client import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest

@@ -28,11 +28,6 @@ def drawn(generator: np.random.Generator, releases: Releases, canaries: int, sha
     return Scores(often + noise * generator.normal(size=canaries), included, centred=True)
 
 
-@pytest.mark.parametrize(("share", "shift"), [(1.0, 1.0), (0.5, 2.0)])
-def test_without_sampling_the_shift_is_that_of_the_noise_that_is_left(share: float, shift: float) -> None:
-    assert ONE_ROUND.shift(share) == pytest.approx(shift)
-
-
 def test_with_sampling_the_shift_is_that_of_drawn_scores() -> None:
     releases = Releases(20, 0.3, 1.5, ONE_ROUND.claim)
     found = drawn(np.random.default_rng(61), releases, 200_000, 0.5)

@@ -65,3 +65,24 @@ def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_co
     together = get_epsilon_gaussian(3.0 / 3**0.5, 1e-3)
     assert lines[-2] == "all runs together (2): 3 releases"
     assert lines[-1].startswith(f"  epsilon {together:.4g} by pld")
+
+
+def test_a_backup_is_whole_while_the_ledger_is_written_and_overwrites_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, copy = DurableLedger(run / "ledger.db"), run / "copy.db"
+    reader = sqlite3.connect(ledger.path)
+    reader.execute("begin")
+    reader.execute("select * from releases").fetchone()
+    ledger.charge([Charge(3, "user", "", GaussianDpEvent(3.0))])
+    assert main(["backup", str(ledger.path), str(copy)]) == 0
+    reader.close()
+    assert DurableLedger(copy).releases() == ledger.releases()
+    assert f"3 rows, head {ledger.position().head}" in capsys.readouterr().out
+    for source in (ledger.path, run / "none.db"):
+        assert main(["backup", str(source), str(copy)]) == 2
+        assert "nothing is overwritten" in capsys.readouterr().err
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute("update releases set count = 0 where number = 2")
+    assert main(["backup", str(ledger.path), str(run / "other.db")]) == 2
+    assert "is damaged" in capsys.readouterr().err

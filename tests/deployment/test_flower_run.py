@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from discreet.deployment.flower_home import flower_environment, free_port, wait_until
+from discreet.deployment.flower_home import flower_environment, free_port
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.run_folder import RunFolder, RunStatus, read_status
+from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
-from discreet.simulation.processes import SCRATCH, below
+from discreet.simulation.processes import below
 from tests.command import run as main
-from tests.scripts.living import LOOPBACK, check_interrupted, default_signals, intrude, listening
+from tests.scripts.living import LOOPBACK, after_rounds, check_interrupted, intrude, listening, start
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["data.num_clients=8", "sampling.probability=0.5", "model.name=logistic_regression", "training.epochs=2"]
@@ -31,19 +29,6 @@ SHARED_STEP = [
 DEADLINE = 300
 
 slow = pytest.mark.slow
-
-
-def start(words: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "discreet", "run", *words]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=default_signals,
-    )
 
 
 @pytest.mark.parametrize(
@@ -80,24 +65,30 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
     """One by Ctrl-C, while the other trains on; that one when its SuperLink is lost. The first one is then resumed."""
     first, second = (RunFolder(tmp_path / name) for name in ("first", "second"))
     words = [*SMALL, "privacy.user.noise_multiplier=0.1", "rounds=500"]
-    processes = {folder: start([*words, f"output_dir={folder.path}"]) for folder in (first, second)}
+    processes = {folder: start("", *words, f"output_dir={folder.path}", verb="run") for folder in (first, second)}
     trees: dict[RunFolder, list[int]] = {}
     try:
         for folder, process in processes.items():
-            wait_for_rounds(folder, process, 2)
+            after_rounds(folder, process)
             trees[folder] = below(process.pid)
-            assert below(process.pid, b"raylet")
+            assert {host for host, _ in listening(trees[folder])} <= LOOPBACK
+            ((_, port),) = listening(below(process.pid, b"gcs_server"))
+            assert "ray.exceptions.AuthenticationError" in intrude(f"127.0.0.1:{port}", tmp_path / "intruded")
 
-        said = ended(processes[first], lambda: processes[first].send_signal(signal.SIGINT), code=130)
+        processes[first].send_signal(signal.SIGINT)
+        _, said = processes[first].communicate(timeout=DEADLINE)
+        assert processes[first].returncode == 130
         done = check_interrupted(first, "ended by SIGINT")
         go_on = f"to go on: discreet run resume=true output_dir={first.path}"
         assert said.splitlines()[-1] == f"interrupted after round {done} (ended by SIGINT); {go_on}"
         assert "Traceback" not in said
         assert not {*trees[first]} & {*below(0)}
-        wait_for_rounds(second, processes[second], len(second.read_metrics()) + 2)
+        after_rounds(second, processes[second], len(second.read_metrics()) + 2)
 
         (superlink,) = below(processes[second].pid, b"flower-superlink")
-        said = ended(processes[second], lambda: os.kill(superlink, signal.SIGKILL), code=1)
+        os.kill(superlink, signal.SIGKILL)
+        _, said = processes[second].communicate(timeout=DEADLINE)
+        assert processes[second].returncode == 1
         lost = f"the SuperLink has ended, with exit code {-signal.SIGKILL}"
         assert f"interrupted after round {check_interrupted(second, lost)} ({lost})" in said.splitlines()[-1]
         assert not {*trees[second]} & {*below(0)}
@@ -111,48 +102,7 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
     assert after is not None
     assert after.round == done + 2
     assert DurableLedger(first.ledger_path).spent("user").num_releases - after.round in (0, 1)
-    assert status_of(first).state == "finished"
-
-
-@slow
-def test_ray_that_a_run_starts_answers_nobody_else_and_goes_with_it_even_by_kill_9(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    process = start([*SMALL, "privacy.user.noise_multiplier=0.1", "rounds=500", f"output_dir={run.path}"])
-    try:
-        wait_for_rounds(run, process, 1)
-        tree = below(process.pid)
-        assert {host for host, _ in listening(tree)} <= LOOPBACK
-        ((_, port),) = listening(gcs := below(process.pid, b"gcs_server"))
-        assert "ray.exceptions.AuthenticationError" in intrude(f"127.0.0.1:{port}", tmp_path / "intruded")
-        assert not (tmp_path / "intruded").exists()
-        variables = Path(f"/proc/{gcs[0]}/environ").read_text().split("\0")
-        (folder,) = [Path(value) for name, _, value in (each.partition("=") for each in variables) if name == SCRATCH]
-        assert list((folder / "ray").glob("session_*"))
-        assert folder.stat().st_mode & 0o777 == 0o700
-        process.kill()
-        wait_until(lambda: not {*tree} & {*below(0)} and not folder.exists(), DEADLINE, "all of it is gone")
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def wait_for_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int) -> None:
-    wait_until(lambda: len(folder.read_metrics()) >= rounds or process.poll() is not None, DEADLINE, f"{rounds} rounds")
-    assert process.poll() is None
-
-
-def ended(process: subprocess.Popen[str], by: Callable[[], object], *, code: int) -> str:
-    """Ends a run, and gives what it has said."""
-    by()
-    said, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode == code
-    return said
-
-
-def status_of(folder: RunFolder) -> RunStatus:
-    status = read_status(folder)
-    assert status is not None
-    return status
+    assert state_of(first) == "finished"
 
 
 @slow

@@ -10,15 +10,14 @@ import torch
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_lines
+from discreet.data.folder import node_table
 from discreet.data.heart import HOSPITALS
 from discreet.deployment.local_federation import main
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.node.node_data import node_table
 from discreet.node.nodes import share_of
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.data import DataConfig
 from examples.heart.make_nodes import main as make_nodes
-from examples.heart.make_nodes import write_node
 
 ROUNDS, NOISE = 2, 1.5
 STRICT = "switzerland"
@@ -30,21 +29,20 @@ def spent_by_dp_accounting(rounds: int) -> float:
     return float(PLDAccountant().compose(event).get_epsilon(1e-3))
 
 
-def trained(shared_data: Path, folder: Path, *words: str, strict: str = "") -> RunFolder:
-    for name in HOSPITALS:
-        file, allowed = shared_data / "heart" / f"processed.{name}.data", 1.0 if name == strict else 8.0
-        write_node(file, folder / "nodes", max_epsilon=allowed, max_delta=1e-3)
-    run = RunFolder(folder / "run")
-    words = (*words, f"data.path={shared_data / 'heart'}", f"rounds={ROUNDS}", "privacy.example.target_epsilon=null")
-    assert main(["--data", str(folder / "nodes"), *words, f"output_dir={run.path}"]) == 0
-    assert state_of(run) == "finished"
-    return run
+def made(shared_data: Path, out: Path) -> Path:
+    files = [str(shared_data / "heart" / f"processed.{name}.data") for name in HOSPITALS]
+    assert make_nodes([*files, "--out", str(out)]) == 0
+    return out
 
 
 @pytest.mark.slow
 def test_three_hospitals_train_and_the_one_whose_policy_allows_less_refuses(shared_data: Path, tmp_path: Path) -> None:
-    noise = f"privacy.example.noise_multiplier={NOISE}"
-    run = trained(shared_data, tmp_path, "experiment=heart", noise, strict=STRICT)
+    nodes, run = made(shared_data, tmp_path / "nodes"), RunFolder(tmp_path / "run")
+    (nodes / STRICT / "policy.json").write_text('{"max-epsilon": 1, "max-delta": 0.001}')
+    words = ("experiment=heart", f"privacy.example.noise_multiplier={NOISE}", "privacy.example.target_epsilon=null")
+    words = (*words, f"data.path={shared_data / 'heart'}", f"rounds={ROUNDS}", f"output_dir={run.path}")
+    assert main(["--data", str(nodes), *words]) == 0
+    assert state_of(run) == "finished"
     assert [row["replies"] for row in run.read_metrics()] == [3, 3]
     assert any("refused 2" in line for line in status_lines(run))
     for number, name in enumerate(HOSPITALS):  # which is also their order by name
@@ -52,18 +50,10 @@ def test_three_hospitals_train_and_the_one_whose_policy_allows_less_refuses(shar
         assert spent == pytest.approx(0 if name == STRICT else spent_by_dp_accounting(ROUNDS), rel=1e-3)
 
 
-BY_HOSPITAL = DataConfig(name="heart", num_clients=4, partition="natural")
-
-
-def made(shared_data: Path, out: Path, *words: str) -> Path:
-    files = [str(shared_data / "heart" / f"processed.{name}.data") for name in HOSPITALS]
-    assert make_nodes([*files, "--out", str(out), *words]) == 0
-    return out
-
-
 def test_a_node_reads_the_patients_that_the_simulation_deals_to_it(shared_data: Path, tmp_path: Path) -> None:
     nodes, raw = made(shared_data, tmp_path), str(shared_data / "heart")
+    by_hospital = DataConfig(name="heart", num_clients=4, partition="natural")
     for number, name in enumerate(HOSPITALS):
-        own, dealt = node_table(nodes / name, "heart")[0], share_of(BY_HOSPITAL, number, path=raw)
+        own, dealt = node_table(nodes / name, "heart")[0], share_of(by_hospital, number, path=raw)
         assert torch.equal(own.inputs, dealt.inputs)
         assert torch.equal(own.targets, dealt.targets)

@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import shlex
 import signal
-import subprocess
-import sys
-import termios
 import uuid
 from pathlib import Path
 
 import pytest
 
 from discreet.deployment import interruption
-from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import resumable
 from discreet.deployment.local_federation import RUN_SECONDS
-from discreet.protocol.run_lost import RunLostError
-from discreet.server.run_folder import RunFolder, RunStatus, only_writer, read_status, state_of, write_status
+from discreet.server.run_folder import RunFolder, RunStatus, only_writer, state_of, write_status
 from discreet.settings.compose import load_config
 from discreet.settings.settings import described
-from tests.scripts.living import MARK, check_interrupted, default_signals, marked
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = [
-    "data.num_clients=20",
-    "model.name=logistic_regression",
-    "training.epochs=1",
-    "privacy.user.noise_multiplier=0.1",  # with more, a long run diverges and ends by itself
-]
-LONG = "rounds=5000"
-
-
-def start(mark: str, *words: str, verb: str = "simulate", terminal: int | None = None) -> subprocess.Popen[str]:
-    """A command with its output in pipes, or at a terminal that is its own."""
-
-    def as_at_a_terminal() -> None:
-        default_signals()
-        if terminal is not None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    return subprocess.Popen(
-        [sys.executable, "-m", "discreet", verb, *words],
-        cwd=ROOT,
-        env=os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"},
-        stdin=terminal,
-        stdout=subprocess.PIPE if terminal is None else terminal,
-        stderr=subprocess.PIPE if terminal is None else terminal,
-        text=True,
-        start_new_session=True,
-        preexec_fn=as_at_a_terminal,
-    )
-
-
-def after_two_rounds(folder: RunFolder, process: subprocess.Popen[str]) -> None:
-    wait_until(
-        lambda: len(folder.read_metrics()) >= 2 or process.poll() is not None, RUN_SECONDS, "two rounds are done"
-    )
-    assert process.poll() is None
+from discreet.simulation.processes import RunLostError
+from tests.scripts.living import LONG, SMALL, after_rounds, check_interrupted, marked, start
 
 
 def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(tmp_path: Path) -> None:
     folder, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
     process = start(mark, *SMALL, LONG, f"output_dir={folder.path}")
-    after_two_rounds(folder, process)
+    after_rounds(folder, process)
     process.send_signal(signal.SIGINT)
     said, errors = process.communicate(timeout=RUN_SECONDS)
     assert (process.returncode, errors) == (130, "")
@@ -80,7 +38,7 @@ def test_the_loss_of_the_terminal_ends_a_simulation_and_its_workers(tmp_path: Pa
     ours, theirs = pty.openpty()
     process = start(mark, *SMALL, LONG, f"output_dir={folder.path}", terminal=theirs)
     os.close(theirs)
-    after_two_rounds(folder, process)
+    after_rounds(folder, process)
     os.close(ours)  # what it writes from now on fails
     assert process.wait(RUN_SECONDS) == 128 + signal.SIGHUP
     assert marked(mark) == []
@@ -102,25 +60,6 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     line = f"interrupted after round {done} (nobody reads the output any more); to go on: discreet simulate"
     assert process.stderr.read() == f"{line} resume=true output_dir={folder.path}\n"
     process.stderr.close()
-
-
-@pytest.mark.slow
-def test_a_tune_that_is_ended_leaves_no_process_and_chooses_nothing(tmp_path: Path) -> None:
-    output, mark = tmp_path / "tuned", uuid.uuid4().hex
-    words = ["--trials", "logarithmic", "--mean", "50", "--output", str(output), *SMALL, LONG]
-    process = start(mark, *words, "privacy.user.clip.norm=0.1,0.3", "seed=7", verb="tune")
-    wait_until(lambda: list(output.glob("trials/*/metrics.csv")), RUN_SECONDS, "a trial trains")
-    process.terminate()
-    said, errors = process.communicate(timeout=RUN_SECONDS)
-    assert (process.returncode, errors) == (143, "")
-    assert marked(mark) == []
-    last = said.splitlines()[-1]
-    assert last.startswith("interrupted (ended by SIGTERM); to go on: discreet tune --resume --output ")
-    assert last.endswith("; until then nothing is chosen")
-    assert not (output / "chosen").exists()
-    (status,) = [read_status(RunFolder(path)) for path in (output / "trials").iterdir()]
-    assert status is not None
-    assert status.state == "interrupted"
 
 
 def begun(path: Path) -> RunFolder:

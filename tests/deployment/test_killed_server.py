@@ -123,18 +123,3 @@ def check_node(name: str, federation: Federation, opened: set[str]) -> None:
     assert {run for run, state in remembered.items() if state.closed >= 1} == opened
     left = [state.attempts[1].stage for run, state in remembered.items() if run not in opened]
     assert sorted(left) == sorted(stage for stage in PLACES.values() if stage is not None)
-
-
-def test_a_share_that_is_given_twice_for_other_lists_or_not_by_all_is_seen(tmp_path: Path) -> None:
-    of_runs = [("killed", 1), ("last", 1), ("last", 2)]  # a sum was opened before a kill
-    given = [{"run": run, "round": at, "name": name, "sets": [NODES, []]} for run, at in of_runs for name in NODES]
-    others = given[-1] | {"sets": [NODES[:2], NODES[2:]]}
-    faults = ([*given, given[0]], [*given[:-1], given[0]], [*given[:-1], others], given[:-1])
-    for facts in (given, *faults):
-        path = tmp_path / "unmasked"
-        path.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
-        if facts is given:
-            assert check_opened(path) == {"killed", "last"}
-        else:
-            with pytest.raises(AssertionError):
-                check_opened(path)

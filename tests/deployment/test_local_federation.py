@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,11 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, main
+from discreet.deployment.local_federation import RUN_SECONDS, Federation, main
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder, state_of
+from discreet.simulation.processes import RunLostError
 from tests.scripts.living import MARK, default_signals, marked
 
 
@@ -55,9 +53,9 @@ def test_runs_on_nodes_that_normalise_charge_one_account_up_to_its_limit(tmp_pat
     assert (first.path / "privacy.json").exists()
 
 
-@contextmanager
-def federation_in_training(run: RunFolder, mark: str) -> Iterator[subprocess.Popen[str]]:
-    """The command with two nodes, which has done a round; all of its processes carry the mark."""
+@pytest.mark.slow
+def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
+    run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
     words = ["--nodes", "2", "rounds=500", f"output_dir={run.path}"]
     command = [sys.executable, "-m", "discreet.deployment.local_federation", *words]
     process = subprocess.Popen(
@@ -66,30 +64,12 @@ def federation_in_training(run: RunFolder, mark: str) -> Iterator[subprocess.Pop
     try:
         wait_until(lambda: run.load_checkpoint() or process.poll() is not None, RUN_SECONDS, "a round is done")
         assert len(marked(mark)) > 8
-        yield process
-    finally:
-        for pid in marked(mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Path) -> None:
-    run, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
-    with federation_in_training(run, mark) as process:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=RUN_SECONDS)
-        assert process.returncode == 130
-        assert marked(mark) == []
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert marked(mark) == []
     assert state_of(run) == "interrupted"
     go_on = f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
     assert errors.splitlines()[-1].endswith(go_on)
-
-
-@pytest.mark.slow
-def test_kill_9_of_a_federation_on_this_machine_leaves_no_process(tmp_path: Path) -> None:
-    mark = uuid.uuid4().hex
-    with federation_in_training(RunFolder(tmp_path / "run"), mark) as process:
-        process.kill()
-        wait_until(lambda: marked(mark) == [], START_SECONDS, "every process has ended")

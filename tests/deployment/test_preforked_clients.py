@@ -50,10 +50,10 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
         parent.kill()
 
 
-def run(path: Path | None, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(path: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Flower's way to start a ClientApp, with the shim first on the PATH."""
     search = os.pathsep.join([str(SHIM.parent), str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {"PATH": search} | ({SOCKET_VARIABLE: str(path)} if path else {})
+    environment = {"PATH": search, SOCKET_VARIABLE: str(path)}
     return subprocess.run([COMMAND, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
 
 

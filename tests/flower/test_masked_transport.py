@@ -11,7 +11,7 @@ from flwr.app import Message
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Part, Stage, Terms, read_request
 from discreet.protocol.masked_messages import MASKING, read_masking
-from discreet.protocol.simulation_keys import FOLDER
+from discreet.protocol.simulated import FOLDER
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
-from discreet.deployment.backup_ledger import backup
+from discreet.cli.ledger import backup
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.server.run_folder import only_writer

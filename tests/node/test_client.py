@@ -11,12 +11,11 @@ import discreet.node.client
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
-from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.node.account import Refused
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.protocol.messages import MalformedMessage, TrainReply
-from discreet.settings.settings import Settings, client_settings
+from discreet.settings.settings import Settings
 from tests.node.clients import EXAMPLE, LOCAL, OFF, SIZE, client, config, examples, linear, params_of, request
 
 DECLARED = (*EXAMPLE, "data.public_num_examples=16")
@@ -81,13 +80,10 @@ def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_pat
     work(client(examples(9), tmp_path / "ledger.db", delta=0.1), run)
     with pytest.raises(Refused, match=r"privacy.delta must be below 1 / n"):
         work(client(examples(10), tmp_path / "ledger.db", delta=0.1), run)
-
-
-def test_a_policy_whose_delta_is_one_in_n_examples_is_refused(tmp_path: Path) -> None:
-    loose = ClientPolicy(max_epsilon=3.0, max_delta=0.1)
-    work(client(examples(9), tmp_path / "ledger.db", policy=loose), config(*EXAMPLE))
+    loose = ClientPolicy(max_epsilon=20.0, max_delta=0.1)
+    work(client(examples(9), tmp_path / "other.db", policy=loose), config(*words))
     with pytest.raises(Refused, match=r"max-delta of this client's policy must be below 1 / n"):
-        work(client(examples(10), tmp_path / "ledger.db", policy=loose), config(*EXAMPLE))
+        work(client(examples(10), tmp_path / "other.db", policy=loose), config(*words))
 
 
 @pytest.mark.parametrize("count", [0, 9, 40])
@@ -117,15 +113,3 @@ def test_parameters_of_another_model_are_refused_before_anything_is_charged(tmp_
     with pytest.raises(MalformedMessage, match="has 18 trainable parameters, the train request holds 17"):
         who.answer(request(config(*EXAMPLE)), torch.zeros(17))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
-
-
-def test_a_target_chooses_the_noise_for_taking_part_in_every_round(tmp_path: Path) -> None:
-    run = config(*OFF, "privacy.example.enabled=true", "privacy.example.target_epsilon=2")
-    settings = local_settings(client_settings(run), 10)
-    assert settings.example is not None
-    event = poisson_round_event(0.4, noise_multiplier=settings.example.noise_multiplier)
-    assert 1.99 < epsilon_spent([(event, 3 * 4)], delta=1e-3) <= 2
-    who = client(examples(10), tmp_path / "ledger.db")
-    assert all(work(who, run, number).epsilon_example <= 2 for number in range(1, 5))
-    with pytest.raises(Refused):
-        work(who, run, 4)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from discreet.data.folder import main, node_table
 from discreet.data.targets import FolderError
 from discreet.node.account import Refused
-from discreet.node.node_data import main, node_table
 from discreet.node.nodes import node_examples
 from discreet.settings.compose import load_config
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from discreet.deployment.flower_home import wait_until
+from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.simulation.processes import below, carrying
+from tests.conftest import REPOSITORY
 
 MARK = "DISCREET_TEST_MARK"
+SMALL = (
+    *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
+    "privacy.user.noise_multiplier=0.1",  # with more, a long run diverges and ends by itself
+)
+LONG = "rounds=5000"
 LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # as /proc/net writes addresses
 # Ray's client tries for minutes if it is refused, so a stranger asks first.
 STRANGER = """
@@ -27,6 +37,33 @@ GcsClient(address=sys.argv[1])
 ray.init(sys.argv[1], log_to_driver=False)
 ray.get(ray.remote(lambda path: Path(path).touch()).remote(sys.argv[2]))
 """
+
+
+def start(mark: str, *words: str, verb: str = "simulate", terminal: int | None = None) -> subprocess.Popen[str]:
+    """A command of discreet with its output in pipes, or at a terminal that is its own."""
+
+    def as_at_a_terminal() -> None:
+        default_signals()
+        if terminal is not None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "discreet", verb, *words],
+        cwd=REPOSITORY,
+        env=os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"},
+        stdin=terminal,
+        stdout=subprocess.PIPE if terminal is None else terminal,
+        stderr=subprocess.PIPE if terminal is None else terminal,
+        text=True,
+        start_new_session=True,
+        preexec_fn=as_at_a_terminal,
+    )
+
+
+def after_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int = 2) -> None:
+    """Waits until a run has done so many rounds, and goes on."""
+    wait_until(lambda: len(folder.read_metrics()) >= rounds or process.poll() is not None, RUN_SECONDS, "rounds")
+    assert process.poll() is None
 
 
 def marked(mark: str, *, program: str = "") -> list[int]:

@@ -17,13 +17,11 @@ import ray
 
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import RUN_SECONDS
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
-from discreet.simulation.processes import below
+from discreet.simulation.processes import RunLostError, below
 from discreet.simulation.ray_cluster import Alike, connected, versions
-from tests.deployment.test_interruption import LONG, SMALL, start
-from tests.scripts.living import LOOPBACK, MARK, check_interrupted, intrude, listening, marked
+from tests.scripts.living import LONG, LOOPBACK, MARK, SMALL, check_interrupted, intrude, listening, marked, start
 
 OWN = ("examples.own.model:build",)
 HERE = versions(OWN)

@@ -18,11 +18,11 @@ from ray.cluster_utils import Cluster
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.protocol.run_lost import RunLostError
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.simulation import ray_cluster
 from discreet.simulation.in_process import simulate
+from discreet.simulation.processes import RunLostError
 from discreet.simulation.ray_cluster import RETRIES, RayCluster, RayWorkers, connected
 from tests.simulation.test_cohort import charges
 

@@ -1,0 +1,52 @@
+"""Files in a simulation's run folder: a ticket, which proves a simulation to a process, and keys for masked sums.
+
+On a real node a server must not choose which client the node is, nor where its account is kept, nor its random numbers.
+So the word for it does not come with the message alone. A simulation leaves a random ticket in its run folder, readable
+by its own user only, and sends it along: whoever finds the same ticket in that folder shares the simulation's disk. A
+server elsewhere has nothing to show that lies on the node's disk.
+
+For masked sums it makes keys of all virtual clients. In a federation each key is its owner's, and nobody has two.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKET, FOLDER, PEERS = ".simulation_ticket", "masking", "peers.json"
+SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
+
+
+def is_simulations(node_config: Mapping[str, object], folder: Path, ticket: str) -> bool:
+    """True in a virtual client's process: the ticket lies there, and no owner has set up a node here."""
+    try:
+        found = (folder / TICKET).read_text()
+    except (OSError, ValueError):
+        return False
+    same = len(ticket) == 64 and secrets.compare_digest(found.encode(), ticket.encode())
+    return same and node_config.keys() <= SIMULATION_KEYS
+
+
+@dataclass(frozen=True)
+class MembershipFiles:
+    """The files that a node needs to take part in masked sums.
+
+    Attributes:
+      name: which node it is, in the list of its peers.
+      key: the file with its private key.
+      peers: the file with the public keys of all nodes.
+      state: the folder of its state.
+    """
+
+    name: str
+    key: Path
+    peers: Path
+    state: Path
+
+
+def virtual_files(run_folder: Path, name: str) -> MembershipFiles:
+    """Those of one virtual client."""
+    folder = run_folder / FOLDER
+    return MembershipFiles(name, folder / f"{name}.key", folder / PEERS, folder / f"state-{name}")

@@ -1,1 +1,0 @@
-"""A Flower app whose client is a NumPyClient."""
