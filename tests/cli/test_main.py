@@ -49,9 +49,7 @@ HEAVY = {"torch", "flwr", "sklearn", "dp_accounting", "scipy", "numpy"}
         ("status no/such/run", {*HEAVY, "hydra"}),
         ("simulate training.learnig_rate=1", HEAVY),
         ("simulate --multirun rounds=0,2", HEAVY),
-        ("run rounds=0", HEAVY),
         ("tune rouns=1,2", HEAVY),
-        ("audit sed=3", HEAVY),
         ("calibrate user --population 100 --cohort 10 --rounds 1 --noise 1", {"torch", "flwr", "sklearn"}),
     ],
 )

@@ -23,7 +23,9 @@ def asked(folder: Path, *more: str) -> tuple[int, dict[str, dict[str, dict[str, 
     return code, json.loads(path.read_text())["statistics"] if code == 0 else {}
 
 
-def test_it_prints_and_writes_each_number_with_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_and_writes_each_number_with_its_error_and_charges_the_ledger_of_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, found = asked(tmp_path / "run")
     assert code == 0
     printed = capsys.readouterr().out
@@ -35,12 +37,8 @@ def test_it_prints_and_writes_each_number_with_its_error(tmp_path: Path, capsys:
     assert f"{one['value']:.5g}" in printed
     assert f"{one['standard_error']:.2g}" in printed
     assert "the noise protects nobody" in printed
-
-
-def test_it_is_charged_to_the_ledger_of_its_folder(tmp_path: Path) -> None:
-    asked(tmp_path / "run", "statistics.noise_multiplier=4")
     spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
-    assert spent.entries == ((GaussianDpEvent(4.0), 1),)
+    assert spent.entries == ((GaussianDpEvent(0.01), 1),)
     said = json.loads((tmp_path / "run" / "statistics.json").read_text())["privacy"]["epsilon"]
     assert said == pytest.approx(spent.epsilon(1e-3))
 
