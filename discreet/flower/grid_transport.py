@@ -77,15 +77,6 @@ class Messages(Protocol):
         """The messages of one round."""
 
 
-@dataclass(frozen=True)
-class Sending:
-    """The round in the metadata of messages, the values in a reply, and Flower's type of the messages."""
-
-    group: str
-    reply_size: int
-    kind: str = MessageType.TRAIN
-
-
 @dataclass
 class GridTransport:
     """Asks clients through Flower's grid, and yields replies as they arrive.
@@ -164,7 +155,7 @@ class GridTransport:
         """
         asked = self.messages.of_round(round_number, params, clip_norm, work)
         contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
-        for client, answer in self.exchange(contents, Sending(str(round_number), asked.reply_size, asked.kind)):
+        for client, answer in self.exchange(contents, str(round_number), asked.reply_size, kind=asked.kind):
             try:
                 yield answer if isinstance(answer, Failure) else replace(asked.reply(answer), client=client)
             except MalformedMessage as error:
@@ -175,19 +166,29 @@ class GridTransport:
         return self.virtual[client] if self.virtual else None
 
     def exchange(
-        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending, *, needed: Collection[int] | None = None
+        self,
+        contents: Iterable[tuple[int, RecordDict]],
+        group: str,
+        reply_size: int,
+        *,
+        kind: str = MessageType.TRAIN,
+        needed: Collection[int] | None = None,
     ) -> Iterator[tuple[int, RecordDict | Failure]]:
         """Sends each client its content, and yields the replies as they come: until all are there, or the deadline.
 
-        `needed`: the clients that are worth the wait; once they have answered, the others have as long again.
+        Args:
+          group: the round, in the metadata of messages.
+          reply_size: how many values a reply holds.
+          kind: Flower's type of the messages.
+          needed: the clients that are worth the wait; once they have answered, the others have as long again.
 
         Raises:
           MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
         """
-        waiting = yield from self._push(contents, sending)
+        waiting = yield from self._push(contents, group, kind)
         enough = math.inf
         for waited in looks(self.timeout):
-            for number, reply in self._pull(list(waiting), sending.reply_size):
+            for number, reply in self._pull(list(waiting), reply_size):
                 # Popped: a second reply to the same message is not counted again.
                 client = waiting.pop(number, None)
                 if client is not None:
@@ -202,7 +203,7 @@ class GridTransport:
             yield client, Failure(client, "late", f"no reply within {min(enough, self.timeout):.3g} s")
 
     def _push(
-        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending
+        self, contents: Iterable[tuple[int, RecordDict]], group: str, kind: str
     ) -> Generator[tuple[int, Failure], None, dict[str, int]]:
         """Sends the messages; returns whose reply is waited for, by the number of the message."""
         waiting: dict[str, int] = {}
@@ -211,12 +212,12 @@ class GridTransport:
             messages = []
             for client, content in some:
                 node = self.nodes[client % len(self.nodes)] if self.virtual else client
-                messages.append(Message(content, node, sending.kind, ttl=self.timeout, group_id=sending.group))
+                messages.append(Message(content, node, kind, ttl=self.timeout, group_id=group))
             numbers = list(self.grid.push_messages(messages))
             # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
             if len(numbers) != len(messages):
                 raise MessagesTooLarge(
-                    f"the messages of round {sending.group} were refused as too large (HTTP 413): raise the limit of "
+                    f"the messages of round {group} were refused as too large (HTTP 413): raise the limit of "
                     "what stands before the SuperLink, or take a smaller model"
                 )
             for number, (client, _) in zip(numbers, some, strict=True):

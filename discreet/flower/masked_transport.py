@@ -18,7 +18,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending
+from discreet.flower.grid_transport import GridTransport, RoundMessages
 from discreet.flower.server_messages import read_masking_reply, read_member
 from discreet.masking.agreement import Abandoned
 from discreet.masking.server import Exchange, MaskingServer
@@ -112,7 +112,7 @@ class MaskedTransport:
         """Asks clients that are not known yet who they are."""
         new = [client for client in cohort if client not in self.members_of]
         contents = ((client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))})) for client in new)
-        for client, reply in self.asking.exchange(contents, Sending(group, SMALL)):
+        for client, reply in self.asking.exchange(contents, group, SMALL):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply
@@ -141,7 +141,7 @@ class MaskedTransport:
         messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
         size = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
         taken = 0
-        for client, reply in self.asking.exchange(messages, Sending(str(exchange.round), size), needed=needed):
+        for client, reply in self.asking.exchange(messages, str(exchange.round), size, needed=needed):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply

@@ -175,19 +175,15 @@ def _check_account(config: Settings) -> None:
 def client_settings(config: Settings) -> ClientSettings:
     """The settings that clients are told, checked: without the folders, hosts and ports of the server."""
     privacy = config.privacy
+    of_user = ("enabled", "noise_multiplier", "max_epsilon", "aggregation", "mechanism", "correlation")
     user = UserTerms(
-        enabled=privacy.user.enabled,
-        noise_multiplier=privacy.user.noise_multiplier,
-        max_epsilon=privacy.user.max_epsilon,
         sampling=config.sampling.kind,
         probability=config.sampling_probability,
         population_size=config.population_size,
         groups=config.sampling.groups or 1,
-        aggregation=privacy.user.aggregation,
         adaptive=privacy.user.clip.kind == "adaptive",
         count_stddev=privacy.user.clip.count_stddev,
-        mechanism=privacy.user.mechanism,
-        correlation=privacy.user.correlation,
+        **{name: getattr(privacy.user, name) for name in of_user},
     )
     # A node has the weights of a transformer in a folder of its own.
     model = replace(config.model, name=HF) if config.model.name.startswith(HF) else config.model

@@ -41,11 +41,9 @@ def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(
         ("user --rounds 5 --noise 1", "needs --population and --cohort"),
         ("local --rounds 5", "give two of"),
         ("local --rounds 5 --epsilon inf", "--epsilon must be"),
-        ("user --aggregation secure --rounds 5 --noise 1", "--aggregation secure is for"),
-        ("example --clients 10 --aggregation secure --rounds 5 --noise 1", "--aggregation secure is for"),
-        ("user --clients 3 --aggregation secure --rounds 5 --noise 1", "privacy.secure.threshold must be within"),
-        ("user --sampling cyclic --rounds 3 --epsilon 1", "--sampling cyclic is for user with --groups"),
-        ("example --groups 3 --sampling cyclic --rounds 3 --epsilon 1", "--sampling cyclic is for user with --groups"),
+        ("example --clients 10 --rounds 5 --noise 1", "--clients is for user, or for example with --examples"),
+        ("user --clients 3 --rounds 5 --noise 1", "privacy.secure.threshold must be within"),
+        ("example --groups 3 --rounds 3 --epsilon 1", "--groups is for user"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +76,7 @@ def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
 def test_turns_have_the_price_of_one_gaussian_and_less_noise_on_the_running_sum(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["user", "--sampling", "cyclic", "--groups", "28", "--rounds", "100", "--epsilon", "1.71"]) == 0
+    assert main(["user", "--groups", "28", "--rounds", "100", "--epsilon", "1.71"]) == 0
     printed = capsys.readouterr().out
     found = [float(each) for each in re.findall(r"updates ([\d.]+) clip norms", printed)]
     noise = analytic_gaussian_noise_multiplier(1.71, delta=1e-5)
@@ -86,7 +84,7 @@ def test_turns_have_the_price_of_one_gaussian_and_less_noise_on_the_running_sum(
     assert found[0] / found[-1] <= 0.35
     assert "cyclic, bsr, bandwidth 28" in printed
     words = ["--population", "3383", "--cohort", "120", "--rounds", "100", "--noise", "1.2"]
-    assert main(["user", "--sampling", "cyclic", "--groups", "28", *words]) == 0
+    assert main(["user", "--groups", "28", *words]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("cyclic, bisr", "cyclic, independent", "poisson", "everyone", "1.7075"))
 

@@ -19,7 +19,7 @@ from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 from numpy.typing import NDArray
 
-from discreet.flower.grid_transport import GridTransport, Sending
+from discreet.flower.grid_transport import GridTransport
 from discreet.flower.server_messages import OwnMessages
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import (
@@ -107,7 +107,7 @@ def test_requests_are_made_and_sent_a_few_at_a_time() -> None:
     cohort = range(1, 11)
     grid = WatchedGrid(dict.fromkeys(cohort, lambda _: RecordDict()))
     transport = GridTransport(grid, OwnMessages(RUN), timeout=5.0, population_size=len(cohort))  # type: ignore[arg-type]
-    replies = list(transport.exchange(map(request, cohort), Sending("1", 1)))
+    replies = list(transport.exchange(map(request, cohort), "1", 1))
     assert pushed == [(4, 4), (4, 8), (2, 10)]
     assert [client for client, _ in replies] == list(cohort)
 
