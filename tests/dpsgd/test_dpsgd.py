@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import TensorDataset
 
 from discreet.dpsgd.dpsgd import DPSGD, BatchError
-from discreet.dpsgd.step_account import LoopPrivacy
+from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.ledger.budget import BudgetSpent
 from tests.dpsgd.loops import BATCH, CLIP, COUNTED, NOISE, PAIRS, SIZE, Made, by_hand, private, run, sgd
 from tests.node.clients import linear, params_of
