@@ -23,8 +23,7 @@ from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, Po
 from discreet.dpsgd.step_account import StepAccount, spent_in
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.models.dropout import torch_draws_from
-from discreet.models.models import parts_of, trainable
+from discreet.models.models import parts_of, torch_draws_from, trainable
 from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same

@@ -247,7 +247,7 @@ def planned(
     privacy: LoopPrivacy,
     num_examples: int,
     *,
-    batch_size: int | None,
+    batch_size: int,
     clip_norm: Schedule | AdaptiveClipping,
     **amount: int | None,
 ) -> LoopPlan:
@@ -271,6 +271,6 @@ def planned(
         steps *= math.ceil(n / batch_size)
     noise = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
     noises = values_of(noise, steps, name="noise_multiplier")
-    adaptive = isinstance(clip_norm, AdaptiveClipping)
-    clips = clip_norm.section() if adaptive else values_of(clip_norm, steps, name="clip_norm")
-    return LoopPlan(n, batch_size, noises, clips)
+    if isinstance(clip_norm, AdaptiveClipping):
+        return LoopPlan(n, batch_size, noises, clip_norm.section())
+    return LoopPlan(n, batch_size, noises, values_of(clip_norm, steps, name="clip_norm"))

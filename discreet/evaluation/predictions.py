@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.data.description import DataDescription, read_description
-from discreet.data.examples import Task, TaskShape
+from discreet.data.examples import Task, TaskShape, normalised_inputs
 from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
-from discreet.data.normalising import normalised_inputs
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
@@ -48,7 +47,7 @@ class SavedModel:
     data: str
     shape: TaskShape
     folder: Path | None = None
-    normaliser: NormaliserConfig = NormaliserConfig()
+    normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
 
 
 def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:

@@ -8,8 +8,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
-from discreet.models.dropout import dropout_layers
-from discreet.models.models import MISTAKES, MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
+from discreet.models.models import (
+    LSTM,
+    MISTAKES,
+    MODELS,
+    dropout_layers,
+    frozen,
+    frozen_norms,
+    model_for,
+    to_train,
+    trainable,
+)
 from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.trial import two_passes, writes
 from discreet.settings.training import ModelConfig
@@ -58,7 +67,7 @@ def check_fits(settings: ModelConfig, task: Task) -> None:
     whenever the model is built: they are not sent, and server and clients each build the model.
     """
     name = settings.name
-    reads_text, is_text = name in TEXT_MODELS, not task.train.inputs.is_floating_point()
+    reads_text, is_text = name == LSTM, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
         words = {True: "text", False: "numbers"}
         raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")

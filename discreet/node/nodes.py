@@ -13,9 +13,8 @@ from torch import nn
 
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
-from discreet.data.examples import SHAPES, Examples, TaskShape
+from discreet.data.examples import SHAPES, Examples, TaskShape, normalised_examples
 from discreet.data.folder import FOLDER
-from discreet.data.normalising import normalised_examples
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism_table import accounts_itself

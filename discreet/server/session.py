@@ -18,9 +18,8 @@ from torch import nn
 import discreet
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
-from discreet.data.examples import Task
+from discreet.data.examples import Task, normalised_task
 from discreet.data.folder import FOLDER
-from discreet.data.normalising import normalised_task
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES, FolderError
 from discreet.data.tokens import pretrained_folder

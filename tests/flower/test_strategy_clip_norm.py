@@ -52,8 +52,12 @@ def test_a_run_whose_updates_are_nearly_all_cut_says_so_once_with_what_to_change
 
 @pytest.mark.parametrize(
     ("found", "rating", "unseen"),
-    [(None, None, True), ({"test_acc": 0.5}, None, False), ({"f1": 0.5}, None, True)]
-    + [(None, PrivateEvaluation(every=1), False)],
+    [
+        (None, None, True),
+        ({"test_acc": 0.5}, None, False),
+        ({"f1": 0.5}, None, True),
+        (None, PrivateEvaluation(every=1), False),
+    ],
 )
 def test_a_run_that_nobody_evaluates_says_that_nobody_will_see_whether_it_learns(
     found: dict[str, float] | None,
