@@ -92,26 +92,6 @@ def test_messages_that_are_too_large_are_one_clear_error() -> None:
         ask(FullGrid({1: good, 2: good}), [1, 2])
 
 
-def test_requests_are_made_and_sent_a_few_at_a_time() -> None:
-    made, pushed = list[int](), list[tuple[int, int]]()
-
-    class WatchedGrid(FakeGrid):
-        def push_messages(self, messages: Iterable[Message]) -> list[str]:
-            pushed.append((len(list(messages)), len(made)))
-            return super().push_messages(messages)
-
-    def request(client: int) -> tuple[int, RecordDict]:
-        made.append(client)
-        return client, RecordDict()
-
-    cohort = range(1, 11)
-    grid = WatchedGrid(dict.fromkeys(cohort, lambda _: RecordDict()))
-    transport = GridTransport(grid, OwnMessages(RUN), timeout=5.0, population_size=len(cohort))  # type: ignore[arg-type]
-    replies = list(transport.exchange(map(request, cohort), "1", 1))
-    assert pushed == [(4, 4), (4, 8), (2, 10)]
-    assert [client for client, _ in replies] == list(cohort)
-
-
 class LinkGrid(HttpGrid):
     """Flower's own grid, and the calls of a SuperLink that it pulls replies by.
 
@@ -248,17 +228,6 @@ def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
 
 
 MESSAGES = OwnMessages(RUN, {"evaluation": 2})
-
-
-@pytest.mark.parametrize("trains", [True, False])
-def test_what_is_asked_and_what_is_answered_survive_the_wire(trains: bool) -> None:
-    asked = MESSAGES.of_round(3, torch.zeros(5), 0.5, Work(trains, "evaluation"))
-    request, params = decode_request(asked.request(None))
-    assert (request.work, len(params)) == (Work(trains, "evaluation"), 5)
-    said = TrainReply(3, torch.ones(5 if trains else 0), below=False, answer=torch.tensor([0.5, -0.25]))
-    read = asked.reply(encode_reply(said))
-    assert read.answer is not None
-    assert (read.answer.tolist(), len(read.update)) == ([0.5, -0.25], 5 if trains else 0)
 
 
 def test_an_answer_that_is_not_as_it_was_asked_is_refused() -> None:

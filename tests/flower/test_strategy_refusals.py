@@ -123,11 +123,6 @@ def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_too_many_nodes_are_an_error_at_once_in_a_simulation(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match="6 nodes are connected, and population_size=5 clients are declared"):
-        run(tmp_path / "run", population_size=5)
-
-
 def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept(tmp_path: Path) -> None:
     class Left(Nodes):
         def get_node_ids(self) -> Iterable[int]:
