@@ -65,11 +65,7 @@ class Sweep:
             replace_file(self.folder / PLAN, OmegaConf.to_yaml(started).encode())
 
     def jobs(self) -> list[Job]:
-        """Every run, checked.
-
-        Raises:
-          ConfigError: the fault of the first run that has one.
-        """
+        """Every run, checked. Raises ConfigError: the fault of the first run that has one."""
         found = []
         for number, overrides in enumerate(self.runs):
             folder, name = RunFolder(self.folder / str(number)), self.name(number + 1)
@@ -96,11 +92,8 @@ def _run(asked: dict[str, Any], decided: dict[str, Any], files: RunFolder, name:
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
     """The sweep that overrides ask for, or with `resume=true` the one in hydra.sweep.dir as it was started. None for a
-    single run: without `multirun`, and if the experiment is no sweep.
-
-    Raises:
-      ConfigError: the settings can't be composed, or there is no such sweep to go on with.
-    """
+    single run: without `multirun`, and if the experiment is no sweep. Raises ConfigError: the settings can't be
+    composed, or there is no such sweep to go on with."""
     asked, is_sweep = composed(overrides)
     if not (multirun or is_sweep):
         return None
@@ -152,11 +145,8 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
 
 
 def candidates_of(overrides: Sequence[str]) -> list[Settings]:
-    """The settings of every combination of the listed values.
-
-    Raises:
-      ConfigError: a setting is wrong, or there are none or too many combinations.
-    """
+    """The settings of every combination of the listed values. Raises ConfigError: a setting is wrong, or there are none
+    or too many combinations."""
     if not overrides:
         raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
     candidates = composed(overrides)[0].runs

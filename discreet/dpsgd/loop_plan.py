@@ -251,11 +251,8 @@ def planned(
     clip_norm: Schedule | AdaptiveClipping,
     **amount: int | None,
 ) -> LoopPlan:
-    """The plan of a loop over so many examples, before a target scales its noise. `amount`: epochs or steps.
-
-    Raises:
-      ValueError: one is out of its range.
-    """
+    """The plan of a loop over so many examples, before a target scales its noise. `amount`: epochs or steps. Raises
+    ValueError: one is out of its range."""
     n, counted = num_examples, "the number of examples"
     if privacy.public_num_examples is not None:
         n, counted = privacy.public_num_examples, "public_num_examples"

@@ -138,10 +138,7 @@ class PoissonBatches:
 
 def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tuple[ExampleReader, dict[str, Any]]:
     """The examples of a data set or a DataLoader, and how to read them: with the loader's workers and prefetching.
-
-    Raises:
-      ValueError: it has no examples by number, or the loader makes no batches, or leaves examples out.
-    """
+    Raises ValueError: it has no examples by number, or the loader makes no batches, or leaves examples out."""
     if not isinstance(dataset, DataLoader):
         return ExampleReader(dataset, collate), {}
     inner, sampler, batches = cast(Any, dataset.dataset), dataset.sampler, dataset.batch_sampler

@@ -67,12 +67,8 @@ class StepAccount:
         return self._after(self.taken)
 
     def charge(self) -> None:
-        """Charges one more step. With a file, it is on disk when this returns.
-
-        Raises:
-          BudgetSpent: the step would pass the budget.
-          LedgerError: the file can't be charged.
-        """
+        """Charges one more step. With a file, it is on disk when this returns. Raises BudgetSpent: the step would pass
+        the budget; LedgerError: the file can't be charged."""
         event = next(event for event, count in self._steps(self.taken, self.taken + 1) if count)
         charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, event)
         self._require_room(charge)
@@ -105,12 +101,9 @@ class StepAccount:
         return None if self.ledger is None else asdict(self.ledger.position())
 
     def resume(self, taken: int, position: dict[str, Any] | None, *, is_seeded: bool) -> None:
-        """Goes on after steps that an earlier process took and charged. What a file says of them stays as it is.
-
-        Raises:
-          LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one; or it
-            was charged since, and a seed would give the noise of those steps to other parameters.
-        """
+        """Goes on after steps that an earlier process took and charged. What a file says of them stays as it is. Raises
+        LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one; or it was
+        charged since, and a seed would give the noise of those steps to other parameters."""
         known = None if position is None else LedgerPosition(**position)
         if self.ledger is None:
             if known is not None:

@@ -85,11 +85,8 @@ class ArrayLayout:
         return self.difference(arrays, np.zeros(self.num_params, np.float32))
 
     def difference(self, arrays: ArrayRecord, sent: NDArray[np.float32]) -> Tensor:
-        """The learned arrays of a record as one vector (num_params,), float32, minus what was `sent`.
-
-        Raises:
-          MalformedMessage: the record does not fit the layout, or holds a value that is not finite in float32.
-        """
+        """The learned arrays of a record as one vector (num_params,), float32, minus what was `sent`. Raises
+        MalformedMessage: the record does not fit the layout, or holds a value that is not finite in float32."""
         named = self._named(arrays)
         found, start = np.empty(self.num_params, np.float32), 0
         for part in self.parts:
@@ -137,12 +134,8 @@ class ArrayLayout:
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:
     """The layout of the arrays that a run starts from. Floats are learned unless a pattern of `frozen`, as fnmatch has
-    them, fits their name.
-
-    Raises:
-      ConfigError: nothing is left to learn, a pattern fits no name, an array is of a dtype that has no place here, or
-        a layer such as BatchNorm keeps running statistics that are not frozen.
-    """
+    them, fits their name. Raises ConfigError: nothing is left to learn, a pattern fits no name, an array is of a dtype
+    that has no place here, or a layer such as BatchNorm keeps running statistics that are not frozen."""
     values = {name: _initial(name, array) for name, array in arrays.items()}
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in values):

@@ -102,11 +102,8 @@ class GridTransport:
 
     def available_clients(self) -> Sequence[int]:
         """Virtual clients, or the connected nodes. A later round waits for one node only: a node that is gone for good
-        must not stop the others. Of more nodes than clients are declared one may be a client's second: it waits.
-
-        Raises:
-          TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
-        """
+        must not stop the others. Of more nodes than clients are declared one may be a client's second: it waits. Raises
+        TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked."""
         wanted, seen = 1 if self.nodes and not self.in_every_round else self.min_nodes, -1
         for _ in looks(self.timeout):
             nodes = sorted(self.grid.get_node_ids())
@@ -148,11 +145,8 @@ class GridTransport:
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[TrainReply | Failure]:
-        """Sends each client its request, and decodes replies as they come: until all are there, or the deadline.
-
-        Raises:
-          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
-        """
+        """Sends each client its request, and decodes replies as they come: until all are there, or the deadline. Raises
+        MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size."""
         asked = self.messages.of_round(round_number, params, clip_norm, work)
         contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
         for client, answer in self.exchange(contents, str(round_number), asked.reply_size, kind=asked.kind):

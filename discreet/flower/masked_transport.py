@@ -70,11 +70,8 @@ class MaskedTransport:
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[Failure | UnopenedSum]:
-        """The clients that are missing, and the sum of the others: of at least n - d of them, or of none.
-
-        Raises:
-          RoundAbandoned: fewer are left, or their lists of peers differ.
-          MessagesTooLarge: see `GridTransport.exchange`.
+        """The clients that are missing, and the sum of the others: of at least n - d of them, or of none. Raises
+        RoundAbandoned: fewer are left, or their lists of peers differ; MessagesTooLarge: see `GridTransport.exchange`.
         """
         asked = self.asking.messages.of_round(round_number, params, clip_norm, work)
         missing, alive = Missing(), 0

@@ -335,12 +335,8 @@ def keep_arrays(folder: RunFolder, layout: ArrayLayout, loss: float) -> None:
 
 
 def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:
-    """The layout with the values that stay since the run began, and the loss; None if it ended before it began.
-
-    Raises:
-      ConfigError: the run has other arrays.
-      LedgerError: the file is damaged.
-    """
+    """The layout with the values that stay since the run began, and the loss; None if it ended before it began. Raises
+    ConfigError: the run has other arrays; LedgerError: the file is damaged."""
     path = folder.arrays_path
     if not path.exists():
         if folder.checkpoint_path.exists():

@@ -206,12 +206,9 @@ def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
 
 
 def flower_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is ignored.
-
-    Raises:
-      ConfigError: one is of the wrong type, out of range or not private, or two contradict each other.
-      TypeError: there is no such argument.
-    """
+    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is ignored. Raises
+    ConfigError: one is of the wrong type, out of range or not private, or two contradict each other; TypeError: there
+    is no such argument."""
     _refuse(given)
     mechanism, rating = _mechanism(given), given["private_evaluation"]
     asked, masked = {**given, **asdict(mechanism)}, isinstance(mechanism, MaskedGaussian)

@@ -182,11 +182,8 @@ class Rest(nn.Module):
 
 def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
     """A model in two parts: what gives rows from inputs, and what gives outputs from the rows and learns. They share
-    the parameters with the model. Of `inputs` only the type and the shape are used.
-
-    Raises:
-      ValueError: with the reason, if the model can't be cut; and what a model raises that can't be copied.
-    """
+    the parameters with the model. Of `inputs` only the type and the shape are used. Raises ValueError: with the reason,
+    if the model can't be cut; and what a model raises that can't be copied."""
     to_train(model)
     tried = [made_up(model, inputs, count) for count in _COUNTS]
     calls, columns, others = _calls_of(model, tried[0])

@@ -44,11 +44,8 @@ def _one_line(error: Exception) -> str:
 
 
 def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
-    """The checked Settings of composed settings (Hydra's, or a plain dictionary).
-
-    Raises:
-      ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
-    """
+    """The checked Settings of composed settings (Hydra's, or a plain dictionary). Raises ConfigError: one line that
+    names the setting that is unknown, of the wrong type, or out of range."""
     if isinstance(settings, DictConfig):
         try:
             settings = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True, throw_on_missing=True))

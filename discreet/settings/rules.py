@@ -121,11 +121,8 @@ def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
 
 
 def read_json(kind: type[T], text: str | bytes) -> T:
-    """A section, with its sections, of JSON text.
-
-    Raises:
-      ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
-    """
+    """A section, with its sections, of JSON text. Raises ConfigError: one line that names the setting that is unknown,
+    of the wrong type, or out of range."""
     try:
         return cast(T, _adapter(kind).validate_json(text))
     except ValidationError as error:
