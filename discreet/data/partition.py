@@ -95,7 +95,7 @@ class PartitionedExamples:
 @dataclass(frozen=True)
 class SampledExamples:
     """Any number of clients, each with `examples_per_client` different examples that its number and a public `seed`
-    decide. Raises ValueError if there are not so many.
+    decide.
 
     Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples, so
     adding or removing one client is one client's view more or less, as for any other population; what an
@@ -110,11 +110,6 @@ class SampledExamples:
     num_examples: int
     examples_per_client: int
     seed: int
-
-    def __post_init__(self) -> None:
-        if self.examples_per_client > self.num_examples:
-            seen = f"a view of {self.examples_per_client} of {self.num_examples} training examples"
-            raise ValueError(f"data.examples_per_client: {seen}")
 
     def __len__(self) -> int:
         return self.num_clients
