@@ -15,8 +15,7 @@ With --groups so many groups of clients take turns, one a round (sampling.kind=c
 before it is correlated. With --population and --cohort the other ways of sampling are shown beside it.
 
 With --clients aggregation is secure: everybody takes part in every round, and adds a share of the noise. n is
---clients, d --dropouts, c --colluding, t --threshold. At example level a client adds up all of its examples, at most
---examples.
+--clients, d --dropouts, c --colluding. At example level a client adds up all of its examples, at most --examples.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def command(
     ] = None,
     dropouts: Annotated[int, Option(help="secure: how many may be missing from a round")] = 1,
     colluding: Annotated[int, Option(help="secure: how many may tell the server all they know")] = 1,
-    threshold: Annotated[int | None, Option(help="secure: how many must agree to open a sum")] = None,
     parameters: Annotated[int, Option(help="secure: of the model")] = 1_000_000,
     examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
 ) -> None:
@@ -69,7 +67,7 @@ def command(
     if clients is not None:
         if guarantee == LOCAL or of_examples != (examples is not None):
             raise ValueError("--clients is for user, or for example with --examples")
-        secure = SecureConfig(dropouts, colluding, threshold)
+        secure = SecureConfig(dropouts, colluding)
         secure.check_fits(clients)
         summed = partial(masked_sum, clients, secure, parameters=parameters, examples=examples)
         prices = secure_prices(lambda z: summed(z).event, adjacency=adjacency)

@@ -7,7 +7,6 @@ predictions go to predictions.csv in the run folder.
 examples:
   discreet predict outputs/first
   discreet predict outputs/own --data new.csv --id patient --out predicted.csv
-  discreet predict outputs/first --indicators
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ def command(
         str | None, Option("--id", metavar="COLUMN", help="tells the rows of FILE apart: it is copied")
     ] = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="where the predictions are written, as CSV")] = None,
-    indicators: Annotated[bool, Option("--indicators", help="write indicators.json of the public test set")] = False,
 ) -> None:
     """Predicts and writes."""
     saved = predictions.load_model(run)
@@ -46,5 +44,3 @@ def command(
     if targets is not None and len(targets):
         found = predictions.indicators_of(said, targets, saved.shape.target).items()
         print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
-    if indicators:
-        print(f"indicators: {predictions.write_indicators(run).resolve()}")

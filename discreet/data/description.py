@@ -97,9 +97,7 @@ class DataDescription(BaseModel):
         """The target of the task that the folder describes, of which `targets` are an example."""
         if self.next_token or self.padding is not None:
             if targets.ndim != 2 or not targets.shape[1]:
-                raise FolderError(
-                    f"{self.file}: targets of sequences must be of shape (n, length), not {targets.shape}"
-                )
+                raise FolderError(f"{self.file}: targets of sequences must be (n, length), not {targets.shape}")
             return Target(SEQUENCES, length=targets.shape[1])
         if self.target_low is None or self.target_high is None:
             return Target(LABELS, self.targets) if self.targets else CLASS

@@ -143,10 +143,8 @@ def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets
         tokens = num_tokens_in(_weights_of(description))
     num_classes, target = description.class_count or tokens * description.next_token, description.predicted(targets)
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
-        raise FolderError(
-            f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public. If the target is "
-            "a number, it must give target_low and target_high, its public range"
-        )
+        rule = "classes or num_classes: how many occur is not public; or of a number target_low and target_high"
+        raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
     input_shape = description.shape or tuple(inputs.shape[1:])
     return TaskShape(input_shape, num_classes, SCALE, tokens, target)
 
@@ -347,6 +345,4 @@ def _numbered(targets: Array, description: DataDescription) -> Array:
     try:
         return np.asarray(targets, np.float64)
     except ValueError as error:
-        raise FolderError(
-            f"{description.file}: classes that are words must be listed in classes, and other targets be numbers"
-        ) from error
+        raise FolderError(f"{description.file}: targets must be numbers, or words listed in classes") from error

@@ -54,9 +54,7 @@ def partition_indices(
         order = np.random.default_rng(data.partition_seed).permutation(len(targets))
         parts = np.array_split(order, data.num_clients)
     elif data.partition in BY_CLASS and targets.ndim > 1:
-        raise ValueError(
-            f"data.partition: {data.partition} shares out by an example's class, and these data have none: take iid"
-        )
+        raise ValueError(f"data.partition: {data.partition} goes by classes, and these data have none: take iid")
     else:
         parts = _drawn(data, targets.numpy())
     return [torch.from_numpy(np.asarray(part, dtype=np.int64)) for part in parts]
@@ -140,10 +138,8 @@ def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
         raise ValueError("data.partition: natural needs data with owners, as femnist and shakespeare have")
     _, numbers, counts = np.unique(owners.numpy(), return_inverse=True, return_counts=True)
     if len(counts) != data.num_clients:
-        raise ValueError(
-            f"data.num_clients must be {len(counts)} for a natural partition, the number of owners, "
-            f"not {data.num_clients}"
-        )
+        owners_are = f"{len(counts)} for a natural partition, the number of owners"
+        raise ValueError(f"data.num_clients must be {owners_are}, not {data.num_clients}")
     return np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
 
 
@@ -161,10 +157,8 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     else:
         shards = _SHARDS_PER_CLIENT * data.num_clients
         if shards > len(targets):
-            raise ValueError(
-                f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {len(targets)} training "
-                f"examples are too few for {data.num_clients} clients"
-            )
+            few = f"{len(targets)} training examples are too few for {data.num_clients} clients"
+            raise ValueError(f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {few}")
         # Asked for two shards a client it drops what does not divide; given the size of a shard it deals all.
         partitioner = ShardPartitioner(shard_size=len(targets) // shards, keep_incomplete_shard=True, **same)
     partitioner.dataset = Dataset.from_dict({"index": np.arange(len(targets)), "target": targets})

@@ -200,10 +200,7 @@ class DPSGD:
             self._waiting = self._waiting or self._read()
             yield given(self._waiting.batch[0]), given(self._waiting.batch[1])
             if self._waiting is not None:
-                raise BatchError(
-                    "the last batch was not stepped: every batch that is drawn takes its step, an empty one too, "
-                    "because to leave some out would be a choice that depends on the data"
-                )
+                raise BatchError("the last batch was not stepped: each one takes its step, an empty one too")
 
     def _read(self) -> Piece:
         reading, self._reading = self._reading, iter(())  # one that raises is not gone on with
@@ -275,16 +272,11 @@ class DPSGD:
     def _drawn(self, batch: Batch) -> Piece:
         piece = self._waiting
         if piece is None:
-            raise BatchError(
-                "no batch is waiting: each one is stepped once, in the loop `for inputs, targets in private`"
-            )
+            raise BatchError("no batch is waiting: each one is stepped once, in the loop over the batches")
         trees = piece.batch, batch, piece.as_drawn
         drawn, given, copies = ([part for part in tree_leaves(tree) if part is not None] for tree in trees)
         if len(drawn) != len(given) or any(map(is_not, drawn, given)) or not all(map(is_same, given, copies)):
-            raise BatchError(
-                "this is not the batch that was drawn: step takes the very tensors of the loop, unchanged. They are on "
-                "the model's device already; what changes an example belongs in the data set or in collate_fn"
-            )
+            raise BatchError("this is not the batch that was drawn: step takes the loop's own tensors, unchanged")
         return piece
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,10 +327,7 @@ def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
     """A loss of one value an example, and True if for class numbers it is the plain cross-entropy."""
     reduction = getattr(loss, "reduction", "none")
     if reduction != "none":
-        raise ValueError(
-            f"loss: {type(loss).__name__} with reduction={reduction!r} gives one value for a whole batch: "
-            'give it reduction="none", so that each example\'s gradient can be clipped'
-        )
+        raise ValueError(f'loss: reduction={reduction!r} gives one value for a whole batch: give it reduction="none"')
     if not (isinstance(loss, nn.Module) and type(loss).__module__.startswith("torch.nn.")):
         return loss, False
     is_plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.label_smoothing == 0
@@ -374,7 +363,4 @@ def _check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None
     if held - {id(value) for value in model.parameters()}:
         raise ValueError("optimizer: it holds parameters that are not the model's, which nothing would make private")
     if optimizers and {id(value) for value in trainable(model)} - held:
-        raise ValueError(
-            "optimizer: it does not hold all trainable parameters of the model: freeze the others by "
-            "requires_grad_(False), so that they take no part in the clipped norm"
-        )
+        raise ValueError("optimizer: it does not hold all trainable parameters: freeze others by requires_grad_(False)")

@@ -66,9 +66,9 @@ class AdaptiveClipping:
 def check_search(clip: ClipConfig, count_stddev: float, cohort: float) -> None:
     """Raises ConfigError if a clip norm is to be searched for, and noise on the bits would hide where it is."""
     if clip.search_rate and count_stddev >= LARGEST_DOUBT * cohort:
+        noise = f"noise of standard deviation {count_stddev / cohort:.2g}, and {LARGEST_DOUBT:g} or more"
         raise ConfigError(
-            "clip_norm must be given, from public data: the share of norms within it has noise of standard deviation "
-            f"{count_stddev / cohort:.2g}, and {LARGEST_DOUBT:g} or more would hide a norm from search"
+            f"clip_norm must be given, from public data: shares have {noise} would hide a norm from search"
         )
 
 

@@ -146,15 +146,13 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
         learned = str(found.dtype) in FLOATS and not fixed
         if learned and what in STATISTICS:  # noised, a variance is negative soon; and such a layer mixes examples
             raise ConfigError(
-                f"initial_arrays: {layer or name} keeps running statistics ({name}), as BatchNorm does: noise would "
-                "make them useless. Replace such layers by GroupNorm, discreet.to_group_norm(model) does so; or leave "
-                'the statistics as they are, which frozen=("*running_mean", "*running_var") asks for'
+                f"initial_arrays: {layer or name} keeps running statistics ({name}), which noise would spoil: take "
+                'GroupNorm, by discreet.to_group_norm(model), or frozen=("*running_mean", "*running_var")'
             )
         parts.append(ArrayPart(name, found.shape, str(found.dtype), learned))
     if not any(part.learned and part.size for part in parts):
         raise ConfigError(
-            "initial_arrays must hold an array of floats that is not frozen: nothing would be learned. Models of trees "
-            "(xgboost) are bytes, which have no average"
+            "initial_arrays must hold floats that are not frozen: nothing would be learned (trees are bytes)"
         )
     return ArrayLayout(tuple(parts), {part.name: values[part.name] for part in parts if not part.learned})
 

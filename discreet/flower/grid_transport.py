@@ -210,10 +210,8 @@ class GridTransport:
             numbers = list(self.grid.push_messages(messages))
             # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
             if len(numbers) != len(messages):
-                raise MessagesTooLarge(
-                    f"the messages of round {group} were refused as too large (HTTP 413): raise the limit of "
-                    "what stands before the SuperLink, or take a smaller model"
-                )
+                how = "raise the limit of what stands before the SuperLink, or take a smaller model"
+                raise MessagesTooLarge(f"the messages of round {group} were refused as too large (HTTP 413): {how}")
             for number, (client, _) in zip(numbers, some, strict=True):
                 if number:
                     waiting[number] = client

@@ -39,11 +39,10 @@ def check_model(model: nn.Module) -> None:
     still = {id(layer) for layer in frozen_norms(model)}
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and id(module) not in still:
-            raise ValueError(
-                f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
-                "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model); "
-                "or freeze its weights, and its statistics stay"
+            how = (
+                "mixes the examples of a batch: use GroupNorm, by discreet.to_group_norm(model), or freeze its weights"
             )
+            raise ValueError(f"{name or 'the model'} is a {type(module).__name__}, which {how}")
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | frozen(model).keys()
     saved = [name for name in model.state_dict(keep_vars=True) if name not in known]
     if saved:
@@ -89,10 +88,10 @@ def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
     one, other = frozen(model), frozen(again)
     for parameter in sorted(one.keys() | other.keys()):
         if parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter]):
-            raise ValueError(
-                f"model.name: {name} gives the frozen {parameter} other values each time it is built, and "
-                "frozen values are not sent: load them from a file, or draw them from a torch.Generator with a seed"
+            how = (
+                "other values each time it is built: load them from a file, or draw them from a seeded torch.Generator"
             )
+            raise ValueError(f"model.name: {name} gives the frozen {parameter} {how}")
 
 
 @torch.no_grad()
@@ -119,9 +118,7 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
     if not torch.equal(logits, again):
         raise ValueError(f"model.name: {name} draws random numbers by itself: only layers such as nn.Dropout may")
     if not torch.allclose(logits, torch.cat(alone), rtol=1e-3, atol=1e-4):
-        raise ValueError(
-            f"model.name: {name} mixes the examples of a batch: no gradient of a single example exists to be clipped"
-        )
+        raise ValueError(f"model.name: {name} mixes the examples of a batch: none has a gradient of its own")
     try:
         with torch.enable_grad():
             torch.autograd.grad(model(inputs).sum(), trainable(model), allow_unused=True)

@@ -278,9 +278,7 @@ def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
     parameters = trainable(model)
     sizes = [parameter.numel() for parameter in parameters]
     if vector.shape != (sum(sizes),):
-        raise ValueError(
-            f"the model has {sum(sizes)} trainable parameters; a vector of shape {tuple(vector.shape)} does not fit"
-        )
+        raise ValueError(f"a vector of {tuple(vector.shape)} does not fit the {sum(sizes)} trainable parameters")
     return [part.view_as(parameter) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]
 
 

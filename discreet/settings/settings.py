@@ -11,7 +11,6 @@ from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import PLAIN, PrivacyConfig
 from discreet.settings.rules import (
-    ConfigError,
     Count,
     CountOrZero,
     LearningRate,
@@ -140,12 +139,9 @@ class Settings:
 
 
 def _check_cohort(config: Settings) -> None:
-    if config.population_size < config.data.num_clients:
-        raise ConfigError(
-            f"sampling.population_size must be at least data.num_clients = {config.data.num_clients}, the clients that "
-            f"there are (got {config.population_size}): leave it out, or set data.num_clients"
-        )
-    groups, most = config.sampling.groups, config.population_size
+    groups, most, there = config.sampling.groups, config.population_size, config.data.num_clients
+    rule = f"at least data.num_clients = {there}, the clients that there are, or left out"
+    require(there <= most, "sampling.population_size", rule, most)
     if config.sampling.kind == "cyclic":
         rule = f"given with sampling.kind=cyclic, within [1, {most}]"
         require(groups is not None and groups <= most, "sampling.groups", rule, groups)
@@ -165,11 +161,8 @@ def _check_account(config: Settings) -> None:
     require(user.aggregation == PLAIN, "privacy.user.account", rule, user.account)
     name = config.sampling.population_name
     require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
-    if config.seed is not None:
-        raise ConfigError(
-            f"seed must be null with privacy.user.account (got {config.seed}): noise that can be drawn again protects "
-            "nobody, and the account would say that it does"
-        )
+    rule = "null with privacy.user.account: noise that can be drawn again protects nobody"
+    require(config.seed is None, "seed", rule, config.seed)
 
 
 def client_settings(config: Settings) -> ClientSettings:
