@@ -84,11 +84,6 @@ class DataDescription(BaseModel):
         return self.targets if self.target is None else (self.target,)  # none with next_token
 
     @property
-    def class_count(self) -> int:
-        """The number of classes; 0 if it does not say."""
-        return self.num_classes or len(self.classes)
-
-    @property
     def mark(self) -> int:
         """The number that is padding among targets, after words have become numbers."""
         return self.padding if isinstance(self.padding, int) else PADDING

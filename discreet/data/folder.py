@@ -141,7 +141,8 @@ def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets
     tokens = description.tokens or 0
     if description.text is not None:
         tokens = num_tokens_in(_weights_of(description))
-    num_classes, target = description.class_count or tokens * description.next_token, description.predicted(targets)
+    counted, target = description.num_classes or len(description.classes), description.predicted(targets)
+    num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         rule = "classes or num_classes: how many occur is not public; or of a number target_low and target_high"
         raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
@@ -206,7 +207,9 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if description.text is not None and description.max_tokens is not None:
         inputs, counted = tokens_of(found[description.text], _weights_of(description), length=description.max_tokens)
     else:
-        inputs = stack_columns(found, names) if kind == "column" else found[names[0]]
+        columns = [] if kind == "array" else [_numbers(found[name], f"the column {name}") for name in names]
+        nothing = np.zeros((len(next(iter(found.values()), ())), 0))
+        inputs = found[names[0]] if kind == "array" else np.column_stack([nothing, *columns])
     targets = _given_targets(found, description, names)
     if description.next_token:
         following = inputs if counted is True else np.where(counted, inputs, PADDING)
@@ -311,13 +314,6 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
         return description
     found = open_table(_file(folder, description.file), description.format)
     return description.model_copy(update={"inputs": _input_names(found, description)})
-
-
-def stack_columns(found: Mapping[str, Any], names: Sequence[str]) -> Array:
-    """The columns `names` of an open table as numbers (n, len(names)). Raises RowError: a cell is none, or missing."""
-    if not names:
-        return np.zeros((len(next(iter(found.values()), ())), 0))
-    return np.stack([_numbers(found[name], f"the column {name}") for name in names], axis=1)
 
 
 def _numbers(column: Any, what: str) -> Array:

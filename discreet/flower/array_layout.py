@@ -75,11 +75,6 @@ class ArrayLayout:
         """The length of the vector of parameters."""
         return sum(part.size for part in self.parts if part.learned)
 
-    @property
-    def num_values(self) -> int:
-        """The number of values in a reply, with those that are not learned."""
-        return sum(part.size for part in self.parts)
-
     def vector(self, arrays: ArrayRecord) -> Tensor:
         """The learned arrays of a record as one vector (num_params,), float32: see `difference`."""
         return self.difference(arrays, np.zeros(self.num_params, np.float32))
@@ -204,9 +199,8 @@ class FlowerMessages:
             content[ASKED] = ConfigRecord({**request_items(TrainRequest(number, clip_norm, run)), FROZEN: list(frozen)})
         if not work.trains:
             return RoundMessages(MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number))
-        return RoundMessages(
-            MessageType.TRAIN, self.layout.num_values, lambda _: content, partial(self._update, number, sent, clip_norm)
-        )
+        size = sum(part.size for part in self.layout.parts)  # with those that are not learned
+        return RoundMessages(MessageType.TRAIN, size, lambda _: content, partial(self._update, number, sent, clip_norm))
 
     def _update(self, number: int, sent: Tensor, clip_norm: float, content: RecordDict) -> TrainReply:
         """The difference of what came back to what was sent, and its bit. All else that a client says is not read."""

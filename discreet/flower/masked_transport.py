@@ -134,7 +134,8 @@ class MaskedTransport:
         clients = {self.members_of[client].name: client for client in cohort if client in self.members_of}
         names = {client: name for name, client in clients.items()}
         requests = {clients[name]: each for name, each in exchange.requests.items() if name in clients}
-        needed = [client for client, each in requests.items() if exchange.round in _rounds_of(each)]
+        rounds = {client: {part.round for part in read_request(each)[1]} for client, each in requests.items()}
+        needed = [client for client in requests if exchange.round in rounds[client]]
         messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
         size = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
         taken = 0
@@ -172,7 +173,3 @@ def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Any:
         return exchange.close()
     except Abandoned as error:
         raise RoundAbandoned(str(error), tuple(missing.values())) from error
-
-
-def _rounds_of(request: bytes) -> set[int]:
-    return {part.round for part in read_request(request)[1]}

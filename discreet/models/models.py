@@ -91,10 +91,7 @@ def _lstm(
 
 def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A linear model on scattering features, as of Tramer and Boneh 2021."""
-    try:
-        fixed = Scattering(input_shape)
-    except ValueError as error:
-        raise ValueError(f"model.name: {error}") from error
+    fixed = Scattering(input_shape)
     return nn.Sequential(fixed, nn.Linear(fixed.out_features, num_classes))
 
 

@@ -47,7 +47,7 @@ class Scattering(nn.Module):
         super().__init__()
         if len(input_shape) != 3 or any(side < LEAST_SIDE or side % AVERAGED for side in input_shape[1:]):
             sides = f"multiples of {AVERAGED} and at least {LEAST_SIDE}"
-            raise ValueError(f"scattering reads images whose sides are {sides}, not {tuple(input_shape)}")
+            raise ValueError(f"model.name: scattering reads images whose sides are {sides}, not {tuple(input_shape)}")
         channels, height, width = input_shape
         self.out_features = channels * CHANNELS * (height // AVERAGED) * (width // AVERAGED)
         filters = {"fine": _wavelets(1.0, 7), "coarse": _wavelets(2.0, 13)}

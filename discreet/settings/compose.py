@@ -24,12 +24,8 @@ from discreet.settings.settings import Settings
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of a sweep is given
 
 
-def _unless(other: object, value: object) -> object:
-    return value if other is None else None
-
-
 # In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way if the other setting is given.
-OmegaConf.register_new_resolver("unless", _unless, replace=True)
+OmegaConf.register_new_resolver("unless", lambda other, value: value if other is None else None, replace=True)
 
 
 def _one_line(error: Exception) -> str:
