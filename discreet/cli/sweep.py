@@ -33,14 +33,8 @@ RAY = "ray."
 
 @dataclass(frozen=True)
 class Sweep:
-    """Several runs.
-
-    Attributes:
-      folder: of the whole sweep, absolute.
-      settings: the overrides that it was started with, with their lists.
-      hydra: Hydra's own settings that it was started with: lists, as `hydra.sweeper.params.rounds="1,2"`.
-      runs: the overrides of each run, without lists.
-    """
+    """Several runs: the overrides and Hydra's own settings that the sweep was started with, and those of each run,
+    without lists. The folder is absolute."""
 
     folder: Path
     settings: tuple[str, ...]

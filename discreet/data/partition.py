@@ -62,12 +62,8 @@ def partition_indices(
 
 @dataclass(frozen=True, eq=False)
 class PartitionedExamples:
-    """Clients that share the examples out: each example has one data owner.
-
-    Attributes:
-        rows: of all clients, one client after the other.
-        starts: where each begins, and the number of rows, (clients + 1,).
-    """
+    """Clients that share the examples out: `rows` of all clients, one after the other, and where each begins,
+    (clients + 1,)."""
 
     rows: Numbers
     starts: Numbers
@@ -93,11 +89,8 @@ class PartitionedExamples:
 @dataclass(frozen=True)
 class SampledExamples:
     """Any number of clients, each with `examples_per_client` different examples that its number and a public `seed`
-    decide.
-
-    Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples, so
-    adding or removing one client is one client's view more or less, as for any other population; what an
-    example-level guarantee says of an example holds for each of its copies by itself.
+    decide. Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples:
+    what an example-level guarantee says of an example holds for each of its copies by itself.
 
     >>> examples = SampledExamples(num_clients=10**6, num_examples=5, examples_per_client=5, seed=20731)
     >>> len(examples), sorted(examples.examples(999_999).tolist())

@@ -169,12 +169,10 @@ class FlowerMessages:
     """Messages to the clients of a Flower app, as `flwr.serverapp.strategy.FedAvg` sends them.
 
     Attributes:
-      config: sent to every client in every round, with the number of the round beside it; or a function that gives it
-        for the number of a round.
+      config: sent in every round, or a function that gives it for the number of a round.
       keys: of the two records, with the arrays and with the config.
       metric: the name of the accuracy among what clients say of a model, if they are to rate any.
-      masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays, for
-        `secure_sum_mod`.
+      masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays.
     """
 
     layout: ArrayLayout

@@ -54,15 +54,9 @@ UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recur
 
 @dataclass(frozen=True)
 class RoundMessages:
-    """The messages of a round to clients, and the reading of their replies.
-
-    Attributes:
-      kind: Flower's type of the messages.
-      reply_size: how many values a reply holds, at least 1: it limits the bytes of a reply, and how many are pulled at
-        once.
-      request: the content of a message; in a simulation of Discreet's own clients for the one to be.
-      reply: a reply, checked before anything is computed from it; raises MalformedMessage.
-    """
+    """The messages of a round, of Flower's type `kind`, and the reading of their replies, which hold `reply_size`
+    values, at least 1. `request` makes a message, in a simulation for the client to be; `reply` raises
+    MalformedMessage."""
 
     kind: str
     reply_size: int

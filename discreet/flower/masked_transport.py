@@ -127,10 +127,8 @@ class MaskedTransport:
         return member
 
     def _send(self, exchange: Exchange, asked: RoundMessages | None, *, cohort: Sequence[int], missing: Missing) -> int:
-        """One exchange with the clients that are there; how many replies were taken.
-
-        Who is asked for the next round's keys alone is not waited for longer than the others.
-        """
+        """One exchange with the clients that are there; how many replies were taken. Who has keys to make alone is
+        not waited for."""
         clients = {self.members_of[client].name: client for client in cohort if client in self.members_of}
         names = {client: name for name, client in clients.items()}
         requests = {clients[name]: each for name, each in exchange.requests.items() if name in clients}
@@ -159,8 +157,7 @@ class MaskedTransport:
 def transport_of(
     plan: Plan, asking: GridTransport, virtual: Callable[[int], VirtualClient | None] | None = None
 ) -> GridTransport | MaskedTransport:
-    """The transport of a run: `asking`, or one whose server reads masked sums alone. `virtual` says which client of a
-    simulation one is to be; None: `asking` does."""
+    """The transport of a run: `asking`, or one of masked sums. `virtual`: as of that; None: `asking` knows."""
     mechanism = masked_mechanism(plan.run)
     if mechanism is None:
         return asking

@@ -276,11 +276,7 @@ def _make_log_visible() -> None:
 
 
 def evaluation_result(metrics: MetricRecord | None) -> EvaluationResult:
-    """Loss and accuracy among metrics: the first number whose name is or ends in `loss`, and in `accuracy` or `acc`.
-
-    >>> evaluation_result(MetricRecord({"test_acc": 0.5, "num-examples": 10}))
-    EvaluationResult(loss=None, scores={'accuracy': 0.5})
-    """
+    """Loss and accuracy among metrics: the first number whose name ends in `loss`, and in `accuracy` or `acc`."""
     numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
 
     def ending(*ends: str) -> float | None:
@@ -309,8 +305,7 @@ def evaluation_by(
 def planned_app(
     asked: Settings, arrays: ArrayRecord, layout: ArrayLayout, evaluate: Callable[[int, ArrayRecord], EvaluationResult]
 ) -> tuple[Plan, ArrayLayout]:
-    """The plan of a run, and the layout with the values that it started with. The loss that it started with is the
-    yardstick for one that runs away."""
+    """The plan of a run, with the loss that it started with as yardstick, and the layout with its values of then."""
 
     def plan(decided: Settings) -> Plan:
         query = RATED if decided.evaluation.private else None

@@ -155,11 +155,7 @@ SETTING = re.compile(r"\brounds(?==| must)|\bresume=true|\b[a-z]\w*(?:\.\w+)+(?:
 
 
 def said(message: str) -> str:
-    """A message that calls settings as the arguments of the strategy, or of its mechanism, are called.
-
-    >>> said("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
-    'clip_norm must be within [1e-09, 1e+09] (got 0.0)'
-    """
+    """A message that calls settings as the arguments of the strategy, or of its mechanism, are called."""
     return SETTING.sub(lambda found: ARGUMENTS.get(found[0], found[0]), message)
 
 

@@ -71,13 +71,8 @@ class Reads(TorchFunctionMode):
 
 class FrozenPart(nn.Module):
     """The rows that the rest of a model reads, float32, from inputs (n, *input_shape): one tensor (n, *shape), or
-    several as (n, k), in which whole numbers stand as floats.
-
-    Args:
-      model: in training mode, which leaves frozen layers in evaluation mode.
-      calls: those that are recorded.
-      columns: of the inputs, and of the tensors in the calls.
-    """
+    several as (n, k), in which whole numbers stand as floats. `columns`: of the inputs, and of the tensors in the
+    calls."""
 
     def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
         super().__init__()

@@ -53,18 +53,13 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
 
 
 def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> Settings:
-    """Composes `conf/` with Hydra overrides and checks the result.
+    """Composes `conf/` with Hydra overrides, without lists, and checks the result.
+
+    `of_sweep`: they are one run of a sweep, whose experiment may be a sweep itself. `conf`: the folder; None:
+    `conf_folder()`. Raises ConfigError: one line that names the setting; or the experiment is a sweep, no single run.
 
     >>> load_config(["rounds=3"]).rounds
     3
-
-    Args:
-      overrides: as on the command line, without lists.
-      of_sweep: they are one run of a sweep, whose experiment may be a sweep itself.
-      conf: the folder to compose; None: `conf_folder()`.
-
-    Raises:
-      ConfigError: one line that names the setting; also if the experiment is a sweep, which is no single run.
     """
     settings, is_sweep = _composed(overrides, conf=conf)
     if is_sweep and not of_sweep:

@@ -32,9 +32,7 @@ from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, 
 
 @section("sampling.")
 class SamplingConfig:
-    """The draw of a round's cohort. `population_size` is a public constant; by default `data.num_clients`, and never
-    less: delta is held below one in all clients that exist. `population_name` says whose account a run charges.
-    `groups`: of cyclic cohorts, one of which is asked in each round: client c is in group c modulo `groups`."""
+    """The draw of a round's cohort."""
 
     kind: Sampling = "poisson"
     probability: Probability = 0.3
@@ -46,10 +44,7 @@ class SamplingConfig:
 
 @section("server.")
 class ServerConfig:
-    """The server's optimizer, and how long it waits for a round's replies (seconds).
-
-    None leaves a number to `discreet.server.server_optimizer`.
-    """
+    """The server's optimizer, whose numbers None leaves to it, and the seconds that it waits for a round's replies."""
 
     optimizer: Annotated[str, one_of("sgd", "adam", "yogi")] = "sgd"
     learning_rate: LearningRate | None = None
@@ -70,11 +65,7 @@ class ServerConfig:
 
 @section("operations.")
 class OperationsConfig:
-    """The watching of a running server, and the files at the end of a run. Nothing here decides privacy.
-
-    Attributes:
-      predictions: write predictions.csv and indicators.json of the public test set when a run ends.
-    """
+    """The watching of a running server, and the files at the end of a run. Nothing here decides privacy."""
 
     log_format: Annotated[str, one_of(*LOG_FORMATS)] = "text"
     predictions: bool = False
@@ -82,13 +73,7 @@ class OperationsConfig:
 
 @section("ray.")
 class RayConfig:
-    """The Ray cluster on which `engine=ray` trains clients. It decides neither privacy nor what a seed gives.
-
-    Attributes:
-      address: `host:port` of a cluster's head, or `auto` for the cluster that this machine is part of; None starts one
-        here, which ends with the run.
-      num_gpus: the share of a GPU that a chunk of clients asks for, 1 at most; 0 trains it on a CPU.
-    """
+    """The Ray cluster that trains clients, with `engine=ray`. It decides neither privacy nor what a seed gives."""
 
     address: Annotated[str, Rule("auto or host:port of a cluster's head", bool)] | None = None
     num_gpus: Annotated[float, within(0, 1)] = 0.0
