@@ -30,7 +30,7 @@ from benchmarks.people_models import CASES, Case
 from benchmarks.side_by_side import Call, Row, peak_bytes, times_in_turns
 from discreet.cli.console import print_table
 from discreet.dpsgd.dpsgd import DPSGD
-from discreet.dpsgd.step_account import LoopPrivacy
+from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.per_example.objective import rows_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import Undrawn

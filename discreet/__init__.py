@@ -19,7 +19,7 @@ _HOMES = {
     "DPFedAvg": "discreet.flower.strategy",
     "DPSGD": "discreet.dpsgd.dpsgd",
     "FixedClipping": "discreet.flower.strategy_settings",
-    "LoopPrivacy": "discreet.dpsgd.step_account",
+    "LoopPrivacy": "discreet.dpsgd.loop_plan",
     "MaskedGaussian": "discreet.flower.strategy_settings",
     "PrivateEvaluation": "discreet.flower.strategy_settings",
     "ServerAdam": "discreet.server.server_optimizer",

@@ -19,9 +19,8 @@ from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Sco
 from discreet.data.examples import Examples, Task
 from discreet.data.partition import client_examples_of
 from discreet.mechanisms.local_dp_sgd import local_settings
-from discreet.models.dropout import masks_from
 from discreet.models.fixed_part import behind_fixed
-from discreet.models.models import model_for, to_train, trainable
+from discreet.models.models import masks_from, model_for, to_train, trainable
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of
 from discreet.server.plan import Plan

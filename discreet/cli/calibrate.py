@@ -15,8 +15,8 @@ local     each round is one release of one client; nothing is sampled
 With --sampling cyclic so many --groups of clients take turns, one a round; the noise is that of each round, before it
 is correlated. With --population and --cohort the other ways of sampling are shown beside it.
 
-With --aggregation secure everybody takes part in every round, and adds a share of the noise: n is --clients, d
---dropouts, c --colluding, t --threshold. At example level a client adds up all of its examples, at most --examples.
+With --aggregation secure everybody takes part in every round, and adds a share of the noise. n is
+--clients, d --dropouts, c --colluding. At example level a client adds up all of its examples, at most --examples.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def command(
     noise: Annotated[float | None, Option(help="the noise multiplier: noise over sensitivity")] = None,
     epsilon: Annotated[float | None, Option()] = None,
     delta: Annotated[float, Option()] = 1e-5,
-    aggregation: Annotated[Literal["plain", "secure"], Option(help="secure: with the options below")] = "plain",
+    aggregation: Annotated[Literal["plain", "secure"], Option(help="secure: with --clients")] = "plain",
     sampling: Annotated[Literal["all", "cyclic"], Option(help="user: cyclic: with --groups")] = "all",
     groups: Annotated[int | None, Option(help="cyclic: how many groups take turns")] = None,
     mechanism: Annotated[str | None, Option(help="user: your own, as package.module:Class")] = None,
-    clients: Annotated[int | None, Option(help="secure: how many there are, all of which take part")] = None,
+    clients: Annotated[
+        int | None, Option(help="secure aggregation: how many there are, all of which take part")
+    ] = None,
     dropouts: Annotated[int, Option(help="secure: how many may be missing from a round")] = 1,
     colluding: Annotated[int, Option(help="secure: how many may tell the server all they know")] = 1,
-    threshold: Annotated[int | None, Option(help="secure: how many must agree to open a sum")] = None,
     parameters: Annotated[int, Option(help="secure: of the model")] = 1_000_000,
     examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
 ) -> None:
@@ -66,34 +67,29 @@ def command(
     question, of_examples = Question(noise, epsilon, rounds, delta), guarantee == EXAMPLE
     adjacency = "zero-out" if of_examples else "add or remove one"
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
-    if aggregation == "secure":
-        if guarantee == LOCAL or clients is None or of_examples != (examples is not None):
-            raise ValueError("--aggregation secure is for user with --clients, or example with --clients, --examples")
-        secure = SecureConfig(dropouts, colluding, threshold)
+    if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (groups is not None):
+        raise ValueError("--aggregation secure and --clients belong together, and --sampling cyclic and --groups")
+    if clients is not None:
+        if guarantee == LOCAL or of_examples != (examples is not None):
+            raise ValueError("--aggregation secure is for user, or for example with --examples")
+        secure = SecureConfig(dropouts, colluding)
         secure.check_fits(clients)
         summed = partial(masked_sum, clients, secure, parameters=parameters, examples=examples)
         prices = secure_prices(lambda z: summed(z).event, adjacency=adjacency)
         lines += masked_lines(summed(noise or question.answer(prices[0])), clients, secure)
+    elif groups is not None and guarantee != USER:
+        raise ValueError("--sampling cyclic is for user")
     elif guarantee == LOCAL:
         prices = LOCAL_PRICES
-    elif sampling == "cyclic" and (population is None or cohort is None):
-        prices = _turns(guarantee, groups, adjacency)
-    elif population is None or cohort is None:
-        raise ValueError(f"{guarantee} needs --population and --cohort")
     else:
-        prices = sampled_prices(population, cohort, adjacency=adjacency)
-        if mechanism is not None:
-            prices.insert(0, own_price(mechanism, population, cohort))
-        if sampling == "cyclic":
-            prices = [*_turns(guarantee, groups, adjacency), *prices]
-    if of_examples and aggregation == "plain":
+        prices = [] if groups is None else turn_prices(groups, adjacency=adjacency)
+        if population is not None and cohort is not None:
+            prices += [] if mechanism is None else [own_price(mechanism, population, cohort)]
+            prices += sampled_prices(population, cohort, adjacency=adjacency)
+        elif groups is None:
+            raise ValueError(f"{guarantee} needs --population and --cohort")
+    if of_examples and clients is None:
         holds = "The numbers hold for adding or removing one if --population is data.public_num_examples"
         lines.append(f"{ZERO_OUT}. {holds}")
     print_table(question.rows(prices))
     print(*lines, *question.running_sums(prices), sep="\n")
-
-
-def _turns(guarantee: str, groups: int | None, adjacency: str) -> list[Price]:
-    if guarantee != USER or groups is None:
-        raise ValueError("--sampling cyclic is for user with --groups")
-    return turn_prices(groups, adjacency=adjacency)

@@ -83,7 +83,7 @@ def _app(given: Sequence[str]) -> typer.Typer:
             print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
         for verb, line in VERBS.items():
             module = import_module(f"discreet.cli.{verb}") if verb == given[0] else None
-            command: Callable[..., object] = module.command if module else _nothing
+            command: Callable[..., object] = module.command if module else lambda: None
             app.command(verb, help=_as_written(module.__doc__ or "") if module else None, short_help=line)(command)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -98,10 +98,6 @@ def _version(asked: bool) -> None:
 
 def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
     """Differentially private federated learning on Flower."""
-
-
-def _nothing() -> None:
-    pass
 
 
 def _as_written(text: str) -> str:

@@ -35,10 +35,8 @@ def command(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
     """Makes the project."""
     folder = folder.expanduser().resolve()
     if not NAME.fullmatch(folder.name):
-        raise ConfigError(
-            f"the name of the folder must begin with a letter and hold letters, digits and hyphens alone, at most 32, "
-            f"for Flower takes it as the app's name (got {folder.name!r})"
-        )
+        rule = "a letter, then letters, digits and hyphens, at most 32, for Flower takes it as the app's name"
+        raise ConfigError(f"the name of the folder must be {rule} (got {folder.name!r})")
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")

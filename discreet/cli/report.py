@@ -26,14 +26,13 @@ from discreet.server.run_folder import csv_text, replace_file
 
 def command(
     paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH ...")] = None,
-    html: Annotated[Path | None, Option(metavar="FILE", help="write the page there")] = None,
     csv: Annotated[Path | None, Option(metavar="FILE", help="write the table there too")] = None,
     pictures: Annotated[Path | None, Option(metavar="FOLDER", help="write each picture as SVG there too")] = None,
 ) -> None:
     """Prints the table and the cost of choosing, and writes. A cell that is the same in every run is printed once."""
     paths = paths or [max(find_runs([Path("outputs")]), key=lambda folder: (folder / "ledger.db").stat().st_mtime)]
     report = report_of(paths)
-    html = html or (report.records[0].path if len(report.records) == 1 else paths[0]) / REPORT_FILE
+    html = (report.records[0].path if len(report.records) == 1 else paths[0]) / REPORT_FILE
     report.write_page(html)
     if csv:
         replace_file(csv, csv_text([report.rows[0], *(row.values() for row in report.rows)]).encode())

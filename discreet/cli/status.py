@@ -41,12 +41,8 @@ def status_facts(folder: RunFolder) -> Facts:
     """The state of a run: round, epsilon spent and left, connected nodes, last failure.
 
     The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics, never behind them. The
-    other epsilons are the largest that a client reported.
-
-    Raises:
-      ConfigError: the folder holds no run.
-      LedgerError: its ledger is damaged.
-    """
+    other epsilons are the largest that a client reported. Raises ConfigError: the folder holds no run; LedgerError: its
+    ledger is damaged."""
     plan, status, rows = plan_of(folder.read_config()), read_status(folder), folder.read_metrics()
     row = rows[-1] if rows else {}
     facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}

@@ -10,9 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -20,7 +17,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.deployment.interruption import ending, interrupt_below
 from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
-from discreet.settings.compose import hydra_on_conf, load_config, parse_config
+from discreet.settings.compose import NOT_PART, listed_runs, load_config, parse_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import check, simulate
@@ -30,21 +27,14 @@ logger = logging.getLogger("discreet")
 
 MOST_CANDIDATES = 200
 PLAN = "multirun.yaml"
-NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")
 PARAMS = "hydra.sweeper.params"
 RAY = "ray."
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Several runs.
-
-    Attributes:
-      folder: of the whole sweep, absolute.
-      settings: the overrides that it was started with, with their lists.
-      hydra: Hydra's own settings that it was started with: lists, as `hydra.sweeper.params.rounds="1,2"`.
-      runs: the overrides of each run, without lists.
-    """
+    """Several runs: the overrides and Hydra's own settings that the sweep was started with, and those of each run,
+    without lists. The folder is absolute."""
 
     folder: Path
     settings: tuple[str, ...]
@@ -65,11 +55,7 @@ class Sweep:
             replace_file(self.folder / PLAN, OmegaConf.to_yaml(started).encode())
 
     def jobs(self) -> list[Job]:
-        """Every run, checked.
-
-        Raises:
-          ConfigError: the fault of the first run that has one.
-        """
+        """Every run, checked. Raises ConfigError: the fault of the first run that has one."""
         found = []
         for number, overrides in enumerate(self.runs):
             folder, name = RunFolder(self.folder / str(number)), self.name(number + 1)
@@ -96,11 +82,8 @@ def _run(asked: dict[str, Any], decided: dict[str, Any], files: RunFolder, name:
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
     """The sweep that overrides ask for, or with `resume=true` the one in hydra.sweep.dir as it was started. None for a
-    single run: without `multirun`, and if the experiment is no sweep.
-
-    Raises:
-      ConfigError: the settings can't be composed, or there is no such sweep to go on with.
-    """
+    single run: without `multirun`, and if the experiment is no sweep. Raises ConfigError: the settings can't be
+    composed, or there is no such sweep to go on with."""
     asked, is_sweep = composed(overrides)
     if not (multirun or is_sweep):
         return None
@@ -113,22 +96,16 @@ def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
 
 def composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
     """The sweep that overrides make, and if they ask for one by hydra.mode."""
-    with hydra_on_conf(overrides):
-        composer = GlobalHydra.instance().hydra
-        assert composer is not None
-        plan = composer.compose_config("config", list(overrides), RunMode.MULTIRUN, with_log_configuration=False).hydra
-        for word in plan.overrides.hydra:
-            if not word.lstrip("+").startswith((*NOT_PART, PARAMS)):
-                raise ConfigError(f"{word} is not of a sweep: it starts its runs itself, --jobs N so many at a time")
-        listed = [f"{name}={values}" for name, values in (plan.sweeper.params or {}).items()]
-        settings, of_hydra = (
-            tuple(word for word in given if not word.startswith(NOT_PART))
-            for given in (plan.overrides.task, plan.overrides.hydra)
-        )
-        parser = OverridesParser.create(config_loader=composer.config_loader)
-        (runs,) = BasicSweeper.split_arguments(parser.parse_overrides([*listed, *settings]), None)
-        folder = Path(plan.sweep.dir).expanduser().resolve()
-        return Sweep(folder, settings, of_hydra, tuple(map(tuple, runs))), plan.mode == RunMode.MULTIRUN
+    plan, runs = listed_runs(overrides)
+    for word in plan.overrides.hydra:
+        if not word.lstrip("+").startswith((*NOT_PART, PARAMS)):
+            raise ConfigError(f"{word} is not of a sweep: it starts its runs itself, --jobs N so many at a time")
+    settings, of_hydra = (
+        tuple(word for word in given if not word.startswith(NOT_PART))
+        for given in (plan.overrides.task, plan.overrides.hydra)
+    )
+    folder = Path(plan.sweep.dir).expanduser().resolve()
+    return Sweep(folder, settings, of_hydra, tuple(map(tuple, runs))), plan.mode == RunMode.MULTIRUN
 
 
 def _resumed(asked: Sweep, *, named: bool) -> Sweep:
@@ -152,11 +129,8 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
 
 
 def candidates_of(overrides: Sequence[str]) -> list[Settings]:
-    """The settings of every combination of the listed values.
-
-    Raises:
-      ConfigError: a setting is wrong, or there are none or too many combinations.
-    """
+    """The settings of every combination of the listed values. Raises ConfigError: a setting is wrong, or there are none
+    or too many combinations."""
     if not overrides:
         raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
     candidates = composed(overrides)[0].runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.per_example.objective import PADDING
+from discreet.settings.rules import did_you_mean
 from discreet.settings.training import HF
 
 DESCRIPTION = "data.toml"
@@ -84,11 +84,6 @@ class DataDescription(BaseModel):
         return self.targets if self.target is None else (self.target,)  # none with next_token
 
     @property
-    def class_count(self) -> int:
-        """The number of classes; 0 if it does not say."""
-        return self.num_classes or len(self.classes)
-
-    @property
     def mark(self) -> int:
         """The number that is padding among targets, after words have become numbers."""
         return self.padding if isinstance(self.padding, int) else PADDING
@@ -97,9 +92,7 @@ class DataDescription(BaseModel):
         """The target of the task that the folder describes, of which `targets` are an example."""
         if self.next_token or self.padding is not None:
             if targets.ndim != 2 or not targets.shape[1]:
-                raise FolderError(
-                    f"{self.file}: targets of sequences must be of shape (n, length), not {targets.shape}"
-                )
+                raise FolderError(f"{self.file}: targets of sequences must be (n, length), not {targets.shape}")
             return Target(SEQUENCES, length=targets.shape[1])
         if self.target_low is None or self.target_high is None:
             return Target(LABELS, self.targets) if self.targets else CLASS
@@ -114,7 +107,8 @@ def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[t
         lows, highs = np.asarray(low, float), np.asarray(high, float)
         as_many = len({lows.size, highs.size} - {1}) < 2
         yield as_many, f"{name} and {above} must be one number, or equally many"
-        yield bool(np.all(highs > lows)), f"{above} must be above {name} (got {high} and {low})"
+        fine = bool(np.all((highs > lows) & np.isfinite(highs - lows)))
+        yield fine, f"{above} must be above {name}, and both finite (got {high} and {low})"
 
 
 def _for_each(bound: Bound, count: int) -> tuple[float, ...]:
@@ -145,6 +139,5 @@ def read_description(folder: Path) -> DataDescription:
         key = str(wrong["loc"][0]) if wrong["loc"] else ""
         said = f"{key}: {wrong['msg']}" if key else wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(key, DataDescription.model_fields, n=1)
-            said = f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
+            said = f"unknown key {key}{did_you_mean(key, DataDescription.model_fields)}"
         raise FolderError(f"{path}: {said}") from error

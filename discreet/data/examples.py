@@ -1,15 +1,18 @@
-"""The values that every data set becomes: a table of examples, and a task of training and test examples."""
+"""The values that every data set becomes: a table of examples, and a task of training and test examples; and the
+normalising of their inputs, if a run does that."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Target
 from discreet.per_example.objective import PADDING
+from discreet.settings.data import NormaliserConfig
 
 _TARGETS = ((torch.int64, 1), (torch.int64, 2), (torch.float32, 2))  # types of targets and how many dimensions
 
@@ -135,3 +138,31 @@ class Task:
         if len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < self.shape.num_classes:
             between = f"[{int(counted.min())}, {int(counted.max())}], not in [0, {self.shape.num_classes})"
             raise ValueError(f"{self.name}: {part} targets lie in {between}")
+
+
+def normalised_inputs(inputs: Tensor, by: NormaliserConfig) -> Tensor:
+    """Inputs (n, columns) or (n, channels, height, width), float32: (input - mean) / deviation, of each column or
+    channel; without means as they are. Raises ValueError if there are not as many columns as means.
+
+    >>> normalised_inputs(torch.tensor([[5.0, 40.0]]), NormaliserConfig([1.0, 50.0], [2.0, 10.0])).tolist()
+    [[2.0, -1.0]]
+    """
+    if not by.means:
+        return inputs
+    if inputs.ndim not in (2, 4) or inputs.shape[1] != len(by.means):
+        raise ValueError(f"normaliser.means are {len(by.means)}, for inputs of shape {tuple(inputs.shape[1:])}")
+    pairs = torch.tensor((by.means, by.deviations), dtype=torch.float64)
+    means, deviations = pairs.reshape(2, -1, *(1,) * (inputs.ndim - 2))
+    normalised: Tensor = (inputs.double() - means) / deviations
+    return normalised.float()
+
+
+def normalised_examples(examples: Examples, by: NormaliserConfig) -> Examples:
+    """Examples with their inputs normalised."""
+    return Examples(normalised_inputs(examples.inputs, by), examples.targets) if by.means else examples
+
+
+def normalised_task(task: Task, by: NormaliserConfig) -> Task:
+    """A task with all its inputs normalised."""
+    train, test = (normalised_examples(examples, by) for examples in (task.train, task.test))
+    return replace(task, train=train, test=test) if by.means else task

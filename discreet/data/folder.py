@@ -148,12 +148,11 @@ def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets
     tokens = description.tokens or 0
     if description.text is not None:
         tokens = num_tokens_in(_weights_of(description))
-    num_classes, target = description.class_count or tokens * description.next_token, description.predicted(targets)
+    counted, target = description.num_classes or len(description.classes), description.predicted(targets)
+    num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
-        raise FolderError(
-            f"{folder / DESCRIPTION} must give classes or num_classes: how many occur is not public. If the target is "
-            "a number, it must give target_low and target_high, its public range"
-        )
+        rule = "classes or num_classes: how many occur is not public; or of a number target_low and target_high"
+        raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
     input_shape = description.shape or tuple(inputs.shape[1:])
     return TaskShape(input_shape, num_classes, SCALE, tokens, target)
 
@@ -215,7 +214,9 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if description.text is not None and description.max_tokens is not None:
         inputs, counted = tokens_of(found[description.text], _weights_of(description), length=description.max_tokens)
     else:
-        inputs = stack_columns(found, names) if kind == "column" else found[names[0]]
+        columns = [] if kind == "array" else [_numbers(found[name], f"the column {name}") for name in names]
+        nothing = np.zeros((len(next(iter(found.values()), ())), 0))
+        inputs = found[names[0]] if kind == "array" else np.column_stack([nothing, *columns])
     targets = _given_targets(found, description, names)
     if description.next_token:
         following = inputs if counted is True else np.where(counted, inputs, PADDING)
@@ -322,13 +323,6 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     return description.model_copy(update={"inputs": _input_names(found, description)})
 
 
-def stack_columns(found: Mapping[str, Any], names: Sequence[str]) -> Array:
-    """The columns `names` of an open table as numbers (n, len(names)). Raises RowError: a cell is none, or missing."""
-    if not names:
-        return np.zeros((len(next(iter(found.values()), ())), 0))
-    return np.stack([_numbers(found[name], f"the column {name}") for name in names], axis=1)
-
-
 def _numbers(column: Any, what: str) -> Array:
     with suppress(TypeError, ValueError):
         quick = np.asarray(column.to_numpy(), np.float64)
@@ -354,9 +348,7 @@ def _numbered(targets: Array, description: DataDescription) -> Array:
     try:
         return np.asarray(targets, np.float64)
     except ValueError as error:
-        raise FolderError(
-            f"{description.file}: classes that are words must be listed in classes, and other targets be numbers"
-        ) from error
+        raise FolderError(f"{description.file}: targets must be numbers, or words listed in classes") from error
 
 
 def main(words: Sequence[str]) -> int:

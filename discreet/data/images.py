@@ -126,9 +126,7 @@ def _load_split(name: str, split: str) -> Any:
     try:
         return FederatedDataset(dataset=_HUB[name][0], partitioners={}, shuffle=False).load_split(split)
     except OSError as error:
-        raise ConnectionError(
-            f"{_HUB[name][0]} could not be had from the hub; set data.path to read it from local files"
-        ) from error
+        raise ConnectionError(f"{_HUB[name][0]} could not be had from the hub: set data.path") from error
 
 
 def _columns(name: str, split: Any) -> tuple[Array, Array]:
@@ -148,9 +146,7 @@ class _CifarUnpickler(pickle.Unpickler):
 
 def _read_cifar(file: Path) -> tuple[Array, Array]:
     if not file.is_file():
-        raise FileNotFoundError(
-            f"data.path: no {file.name} in {file.parent}; cifar10 expects the files of its python version"
-        )
+        raise FileNotFoundError(f"data.path: no {file.name} in {file.parent}, as in cifar10's python version")
     try:
         with file.open("rb") as stream:
             batch = _CifarUnpickler(stream, encoding="bytes").load()

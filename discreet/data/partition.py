@@ -54,9 +54,7 @@ def partition_indices(
         order = np.random.default_rng(data.partition_seed).permutation(len(targets))
         parts = np.array_split(order, data.num_clients)
     elif data.partition in BY_CLASS and targets.ndim > 1:
-        raise ValueError(
-            f"data.partition: {data.partition} shares out by an example's class, and these data have none: take iid"
-        )
+        raise ValueError(f"data.partition: {data.partition} goes by classes, and these data have none: take iid")
     else:
         parts = _drawn(data, targets.numpy())
     return [torch.from_numpy(np.asarray(part, dtype=np.int64)) for part in parts]
@@ -64,12 +62,8 @@ def partition_indices(
 
 @dataclass(frozen=True, eq=False)
 class PartitionedExamples:
-    """Clients that share the examples out: each example has one data owner.
-
-    Attributes:
-        rows: of all clients, one client after the other.
-        starts: where each begins, and the number of rows, (clients + 1,).
-    """
+    """Clients that share the examples out: `rows` of all clients, one after the other, and where each begins,
+    (clients + 1,)."""
 
     rows: Numbers
     starts: Numbers
@@ -95,11 +89,8 @@ class PartitionedExamples:
 @dataclass(frozen=True)
 class SampledExamples:
     """Any number of clients, each with `examples_per_client` different examples that its number and a public `seed`
-    decide. Raises ValueError if there are not so many.
-
-    Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples, so
-    adding or removing one client is one client's view more or less, as for any other population; what an
-    example-level guarantee says of an example holds for each of its copies by itself.
+    decide. Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples:
+    what an example-level guarantee says of an example holds for each of its copies by itself.
 
     >>> examples = SampledExamples(num_clients=10**6, num_examples=5, examples_per_client=5, seed=20731)
     >>> len(examples), sorted(examples.examples(999_999).tolist())
@@ -110,11 +101,6 @@ class SampledExamples:
     num_examples: int
     examples_per_client: int
     seed: int
-
-    def __post_init__(self) -> None:
-        if self.examples_per_client > self.num_examples:
-            seen = f"a view of {self.examples_per_client} of {self.num_examples} training examples"
-            raise ValueError(f"data.examples_per_client: {seen}")
 
     def __len__(self) -> int:
         return self.num_clients
@@ -145,10 +131,8 @@ def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
         raise ValueError("data.partition: natural needs data with owners, as femnist and shakespeare have")
     _, numbers, counts = np.unique(owners.numpy(), return_inverse=True, return_counts=True)
     if len(counts) != data.num_clients:
-        raise ValueError(
-            f"data.num_clients must be {len(counts)} for a natural partition, the number of owners, "
-            f"not {data.num_clients}"
-        )
+        owners_are = f"{len(counts)} for a natural partition, the number of owners"
+        raise ValueError(f"data.num_clients must be {owners_are}, not {data.num_clients}")
     return np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
 
 
@@ -166,10 +150,8 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     else:
         shards = _SHARDS_PER_CLIENT * data.num_clients
         if shards > len(targets):
-            raise ValueError(
-                f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {len(targets)} training "
-                f"examples are too few for {data.num_clients} clients"
-            )
+            few = f"{len(targets)} training examples are too few for {data.num_clients} clients"
+            raise ValueError(f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {few}")
         # Asked for two shards a client it drops what does not divide; given the size of a shard it deals all.
         partitioner = ShardPartitioner(shard_size=len(targets) // shards, keep_incomplete_shard=True, **same)
     partitioner.dataset = Dataset.from_dict({"index": np.arange(len(targets)), "target": targets})

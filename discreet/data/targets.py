@@ -4,7 +4,6 @@ each position of a sequence."""
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,19 +55,6 @@ class Target:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     length: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r})")
-        if (self.kind in (CLASSES, SEQUENCES)) != (not self.names):
-            raise ValueError(f"names must be given for labels and numbers, and for nothing else (got {self.names})")
-        if (self.kind == SEQUENCES) != (self.length > 0):
-            raise ValueError(f"length must be above 0 for sequences, and 0 otherwise (got {self.length})")
-        wanted = len(self.names) if self.kind == NUMBERS else 0
-        if (len(self.low), len(self.high)) != (wanted, wanted):
-            raise ValueError(f"low and high must be {wanted} numbers (got {self.low} and {self.high})")
-        if not all(-math.inf < low < high < math.inf for low, high in zip(self.low, self.high, strict=True)):
-            raise ValueError(f"high must be above low, and both finite (got {self.high} and {self.low})")
 
     def scaled(self, values: Tensor) -> Tensor:
         """Numbers (n, k) in their own units as what a model learns, float32 in -1..1."""

@@ -34,9 +34,7 @@ def load_shakespeare(path: str | None) -> Task:
         raise ValueError("data.path: shakespeare is read from a text file; set data.path to it")
     file = Path(path).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(
-            f"data.path: {file} is not a file; shakespeare expects plays with a line for each speaker"
-        )
+        raise FileNotFoundError(f"data.path: {file} is no file of plays, with a line for each speaker")
     train, test = [], []
     for _, speeches in sorted(read_speeches(file.read_text(encoding="utf-8")).items()):
         kept = len(speeches) - len(speeches) // _TEST_SHARE

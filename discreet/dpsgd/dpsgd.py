@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,15 +17,13 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from discreet.accounting.calibration import check_whole, noise_multiplier_for_epsilon
-from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, Schedule, values_of
+from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, LoopPrivacy, Schedule, planned
 from discreet.dpsgd.loop_processes import processes_of
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
-from discreet.dpsgd.step_account import LoopPrivacy, StepAccount, spent_in
+from discreet.dpsgd.step_account import StepAccount, spent_in
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.models.dropout import torch_draws_from
-from discreet.models.models import parts_of, trainable
+from discreet.models.models import parts_of, torch_draws_from, trainable
 from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
@@ -106,59 +103,31 @@ class DPSGD:
         collate_fn: Collate | None = None,
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
-        if isinstance(model, DistributedDataParallel):
-            raise ValueError("model: give the module inside DistributedDataParallel, and LoopPrivacy(distributed=True)")
-        if not trainable(model):
-            raise ValueError("model: no parameter is trainable (requires_grad)")
+        _check_model(model)
         self._model, self._privacy, self._target = model, privacy, target_epsilon
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         _check_optimizers(self._optimizers, model)
         self._loss, self._is_plain = _one_value_an_example(loss)
-
         examples, how = loaded(dataset, collate_fn)
         of_loader = how.pop("batch_size", None)
-        expected: int = of_loader if batch_size is None else batch_size
-        check_whole("batch_size", expected)
-        n, name = len(examples.dataset), "the number of examples"
-        if privacy.public_num_examples is not None:
-            n, name = privacy.public_num_examples, "public_num_examples"
-        if expected > n:
-            raise ValueError(f"batch_size must be at most {n}, {name}, not {expected}")
-        if not 0 < delta < 1 / n:
-            raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
-        word, given = ("epochs", epochs) if steps is None else ("steps", steps)
-        if given is None or None not in (epochs, steps):
-            raise ValueError("give epochs or steps, one of them")
-        check_whole(word, given)
-        self._length, self._has_epochs = math.ceil(n / expected), steps is None
-        planned = given * self._length if self._has_epochs else given
-        noise = privacy.noise_multiplier
-        if (noise is None) if target_epsilon is None else isinstance(noise, int | float):
-            raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
-        noises = values_of(1.0 if noise is None else noise, planned, name="noise_multiplier")
-        if not isinstance(clip_norm, AdaptiveClipping):
-            clip_norm = values_of(clip_norm, planned, name="clip_norm")
-        plan = LoopPlan(n, expected, noises, clip_norm)
+        expected, n = of_loader if batch_size is None else batch_size, len(examples.dataset)
+        plan = planned(privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps)
+        _check_price(plan, privacy, delta, target_epsilon)
 
         self._processes = processes_of(privacy.distributed)
         is_first = self._processes.rank == 0
         ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
+        n = plan.num_examples
         if target_epsilon is not None and is_first:
             spent = spent_in(ledger, privacy.data_owner).entries
-            scale = noise_multiplier_for_epsilon(
-                target_epsilon,
-                releases=lambda scale: (*spent, *replace(plan, scale=scale).events()),
-                delta=delta,
-                accountant=privacy.accountant,
-            )
-            plan = replace(plan, scale=scale)
+            plan = plan.within(target_epsilon, spent, delta=delta, accountant=privacy.accountant)
         plan = self._processes.first(lambda: plan)
         if plan.num_examples != n:
             raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
         most = target_epsilon if privacy.max_epsilon is None else privacy.max_epsilon
         budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
 
-        self._plan, self._clip_norm = plan, plan.first_clip_norm
+        self._plan, self._clip_norm, self._has_epochs = plan, plan.first_clip_norm, steps is None
         self._account = StepAccount(plan.events(), budget, ledger, privacy.data_owner)
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
@@ -222,7 +191,7 @@ class DPSGD:
         a loop of `steps`."""
         if not self._has_epochs:
             raise ValueError("epoch: the loop was made with steps, which end no epoch")
-        return self._until(self.steps_taken + self._length - self.steps_taken % self._length)
+        return self._until(self.steps_taken + self._plan.epoch - self.steps_taken % self._plan.epoch)
 
     def _until(self, end: int) -> Iterator[Batch]:
         if self.steps_taken >= len(self):
@@ -231,10 +200,7 @@ class DPSGD:
             self._waiting = self._waiting or self._read()
             yield given(self._waiting.batch[0]), given(self._waiting.batch[1])
             if self._waiting is not None:
-                raise BatchError(
-                    "the last batch was not stepped: every batch that is drawn takes its step, an empty one too, "
-                    "because to leave some out would be a choice that depends on the data"
-                )
+                raise BatchError("the last batch was not stepped: each one takes its step, an empty one too")
 
     def _read(self) -> Piece:
         reading, self._reading = self._reading, iter(())  # one that raises is not gone on with
@@ -306,16 +272,11 @@ class DPSGD:
     def _drawn(self, batch: Batch) -> Piece:
         piece = self._waiting
         if piece is None:
-            raise BatchError(
-                "no batch is waiting: each one is stepped once, in the loop `for inputs, targets in private`"
-            )
+            raise BatchError("no batch is waiting: each one is stepped once, in the loop over the batches")
         trees = piece.batch, batch, piece.as_drawn
         drawn, given, copies = ([part for part in tree_leaves(tree) if part is not None] for tree in trees)
         if len(drawn) != len(given) or any(map(is_not, drawn, given)) or not all(map(is_same, given, copies)):
-            raise BatchError(
-                "this is not the batch that was drawn: step takes the very tensors of the loop, unchanged. They are on "
-                "the model's device already; what changes an example belongs in the data set or in collate_fn"
-            )
+            raise BatchError("this is not the batch that was drawn: step takes the loop's own tensors, unchanged")
         return piece
 
     def state_dict(self) -> dict[str, Any]:
@@ -366,14 +327,26 @@ def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
     """A loss of one value an example, and True if for class numbers it is the plain cross-entropy."""
     reduction = getattr(loss, "reduction", "none")
     if reduction != "none":
-        raise ValueError(
-            f"loss: {type(loss).__name__} with reduction={reduction!r} gives one value for a whole batch: "
-            'give it reduction="none", so that each example\'s gradient can be clipped'
-        )
+        raise ValueError(f'loss: reduction={reduction!r} gives one value for a whole batch: give it reduction="none"')
     if not (isinstance(loss, nn.Module) and type(loss).__module__.startswith("torch.nn.")):
         return loss, False
     is_plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.label_smoothing == 0
     return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
+
+
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("model: give the module inside DistributedDataParallel, and LoopPrivacy(distributed=True)")
+    if not trainable(model):
+        raise ValueError("model: no parameter is trainable (requires_grad)")
+
+
+def _check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: float | None) -> None:
+    n, noise = plan.num_examples, privacy.noise_multiplier
+    if not 0 < delta < 1 / n:
+        raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
+    if (noise is None) if target is None else isinstance(noise, int | float):
+        raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
@@ -390,7 +363,4 @@ def _check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None
     if held - {id(value) for value in model.parameters()}:
         raise ValueError("optimizer: it holds parameters that are not the model's, which nothing would make private")
     if optimizers and {id(value) for value in trainable(model)} - held:
-        raise ValueError(
-            "optimizer: it does not hold all trainable parameters of the model: freeze the others by "
-            "requires_grad_(False), so that they take no part in the clipped norm"
-        )
+        raise ValueError("optimizer: it does not hold all trainable parameters: freeze others by requires_grad_(False)")

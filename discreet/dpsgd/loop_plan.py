@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from discreet.accounting.events import check_noise_multiplier, poisson_round_event
+from discreet.accounting.calibration import check_whole, noise_multiplier_for_epsilon
+from discreet.accounting.events import ACCOUNTANTS, PLD, check_noise_multiplier, poisson_round_event
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
@@ -63,10 +66,56 @@ class AdaptiveClipping:
 def check_search(clip: ClipConfig, count_stddev: float, cohort: float) -> None:
     """Raises ConfigError if a clip norm is to be searched for, and noise on the bits would hide where it is."""
     if clip.search_rate and count_stddev >= LARGEST_DOUBT * cohort:
+        noise = f"noise of standard deviation {count_stddev / cohort:.2g}, and {LARGEST_DOUBT:g} or more"
         raise ConfigError(
-            "clip_norm must be given, from public data: the share of norms within it has noise of standard deviation "
-            f"{count_stddev / cohort:.2g}, and {LARGEST_DOUBT:g} or more would hide a norm from search"
+            f"clip_norm must be given, from public data: shares have {noise} would hide a norm from search"
         )
+
+
+@dataclass(frozen=True)
+class LoopPrivacy:
+    """The choices that few loops need: `DPSGD(..., privacy=LoopPrivacy(...))`.
+
+    Attributes:
+      noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects nobody. Give this or
+        `target_epsilon`. It may be a schedule, a list or a function of the step (`DPSGD`'s `clip_norm`), each step
+        accounted by its own noise; with `target_epsilon` its values are relative ones. Change it from epoch to epoch:
+        of 200 different values an epsilon takes some 10 s by "pld".
+      max_epsilon: the budget; a step that would pass it raises BudgetSpent. None: `target_epsilon`, if that is given.
+      accountant: "pld" or "rdp".
+      ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and which outlives them.
+        None: the account is in memory.
+      data_owner: whose data these are, if a ledger file knows of several data sets.
+      public_num_examples: a constant that takes the place of n in the sampling and the account, which makes the
+        guarantee add-or-remove; at least batch_size, and chosen without looking at the data.
+      seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
+      max_physical_batch: the most examples that are read and worked on at a time. The loop then yields larger batches
+        in pieces; None: whole.
+      distributed: the loop is one of the processes of torch.distributed's default group, each of which works on its
+        part of every batch. All are given the same; the first one keeps the account and draws the one noise.
+
+    Raises:
+      ValueError: one is out of range; the message names it.
+    """
+
+    noise_multiplier: Schedule | None = None
+    max_epsilon: float | None = None
+    accountant: str = PLD
+    ledger: str | Path | None = None
+    data_owner: str = ""
+    public_num_examples: int | None = None
+    seed: int | None = None
+    max_physical_batch: int | None = None
+    distributed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_epsilon is not None and not self.max_epsilon > 0:
+            raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
+        if self.accountant not in ACCOUNTANTS:
+            raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
+        for name in ("public_num_examples", "max_physical_batch"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
 
 
 def values_of(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
@@ -99,20 +148,21 @@ class LoopPlan:
       batch_size: the expected size of a batch, which noised sums are divided by.
       noises: the noise multiplier of each step, (steps,), in units of `scale`.
       clips: the clip norm of each step, (steps,), or how it adapts.
+      scale: chosen by a target.
     """
 
     num_examples: int
     batch_size: int
     noises: tuple[float, ...]
-    clips: tuple[float, ...] | AdaptiveClipping
+    clips: tuple[float, ...] | ClipConfig
     scale: float = 1.0
 
     def __post_init__(self) -> None:
         for noise in set(self.noises):
             check_noise_multiplier(noise)
-        if isinstance(self.clips, AdaptiveClipping):
+        if isinstance(self.clips, ClipConfig):
             split_noise_multiplier(self.scale * max(self.noises), count_stddev=self.count_stddev)
-            check_search(self.clips.section(), self.count_stddev, self.batch_size)
+            check_search(self.clips, self.count_stddev, self.batch_size)
             return
         for clip_norm in set(self.clips):
             check_clip(clip_norm, "clip_norm")
@@ -130,25 +180,38 @@ class LoopPlan:
     @property
     def first_clip_norm(self) -> float:
         """The clip norm of step 0."""
-        return self.clips.section().norm if isinstance(self.clips, AdaptiveClipping) else self.clips[0]
+        return self.clips.norm if isinstance(self.clips, ClipConfig) else self.clips[0]
 
     @property
     def count_stddev(self) -> float:
         """The standard deviation of the noise on the sum of (b - 1/2), b = [norm <= C], of an adaptive clip norm C."""
-        given = self.clips.count_stddev if isinstance(self.clips, AdaptiveClipping) else None
+        given = self.clips.count_stddev if isinstance(self.clips, ClipConfig) else None
         largest = self.scale * max(self.noises)
         return default_count_stddev(self.batch_size, noise_multiplier=largest) if given is None else given
+
+    @property
+    def epoch(self) -> int:
+        """The steps of an epoch."""
+        return math.ceil(self.num_examples / self.batch_size)
+
+    def within(
+        self, epsilon: float, spent: Sequence[tuple[DpEvent, int]], *, delta: float, accountant: str
+    ) -> LoopPlan:
+        """The plan with the least noise with which all steps, and what was spent before, cost at most epsilon."""
+        scale = noise_multiplier_for_epsilon(
+            epsilon,
+            releases=lambda scale: (*spent, *replace(self, scale=scale).events()),
+            delta=delta,
+            accountant=accountant,
+        )
+        return replace(self, scale=scale)
 
     def noise_multiplier(self, step: int) -> float:
         """The noise of a step as a whole, over its clip norm; after the last step that of the last one."""
         return self.scale * self.noises[min(step, self.steps - 1)]
 
     def events(self) -> list[tuple[DpEvent, int]]:
-        """What each step costs, in order: an event, and how many steps on end cost that.
-
-        With a declared number neighbours differ by one example that is added or removed. Without it the guarantee is
-        zero-out: a real removal would change everybody's probability.
-        """
+        """The cost of each step, in order: an event, and how many steps on end cost that."""
         return [
             (poisson_round_event(self.probability, noise_multiplier=self.scale * noise), int(count))
             for noise, count in stretches(self.noises)
@@ -164,12 +227,10 @@ class LoopPlan:
         2021, Theorem 1).
         """
         noise = self.noise_multiplier(step)
-        if isinstance(self.clips, AdaptiveClipping):
+        if isinstance(self.clips, ClipConfig):
             stddev, counting = self.count_stddev, source.child("step", step).child("count")
             below = float(Gaussian(stddev / BIT_SENSITIVITY).add_noise(centred_count, BIT_SENSITIVITY, counting))
-            following, _ = self.clips.section().moved(
-                clip_norm, below, number=step, cohort=self.batch_size, count_stddev=stddev
-            )
+            following, _ = self.clips.moved(clip_norm, below, number=step, cohort=self.batch_size, count_stddev=stddev)
             noise = split_noise_multiplier(noise, count_stddev=stddev)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]
@@ -177,6 +238,36 @@ class LoopPlan:
 
     def facts(self) -> dict[str, object]:
         """What a state must agree with, as JSON would have it: all but the scale."""
-        clips = asdict(self.clips) if isinstance(self.clips, AdaptiveClipping) else stretches(self.clips)
+        clips = asdict(self.clips) if isinstance(self.clips, ClipConfig) else stretches(self.clips)
         sizes = {"num_examples": self.num_examples, "batch_size": self.batch_size, "steps": self.steps}
         return {**sizes, "noise_multiplier": stretches(self.noises), "clip_norm": clips}
+
+
+def planned(
+    privacy: LoopPrivacy,
+    num_examples: int,
+    *,
+    batch_size: int,
+    clip_norm: Schedule | AdaptiveClipping,
+    **amount: int | None,
+) -> LoopPlan:
+    """The plan of a loop over so many examples, before a target scales its noise. `amount`: epochs or steps. Raises
+    ValueError: one is out of its range."""
+    n, counted = num_examples, "the number of examples"
+    if privacy.public_num_examples is not None:
+        n, counted = privacy.public_num_examples, "public_num_examples"
+    check_whole("batch_size", batch_size)
+    if batch_size > n:
+        raise ValueError(f"batch_size must be at most {n}, {counted}, not {batch_size}")
+    given = {name: value for name, value in amount.items() if value is not None}
+    if len(given) != 1:
+        raise ValueError("give epochs or steps, one of them")
+    ((name, steps),) = given.items()
+    check_whole(name, steps)
+    if name == "epochs":
+        steps *= math.ceil(n / batch_size)
+    noise = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
+    noises = values_of(noise, steps, name="noise_multiplier")
+    if isinstance(clip_norm, AdaptiveClipping):
+        return LoopPlan(n, batch_size, noises, clip_norm.section())
+    return LoopPlan(n, batch_size, noises, values_of(clip_norm, steps, name="clip_norm"))

@@ -18,11 +18,8 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Processes:
-    """A process among those of a loop, `rank` from 0 on: by default the only one.
-
-    The first one keeps the account and draws the noise. Sums without noise travel between them: whoever sees that
-    network sees the data.
-    """
+    """A process among those of a loop, by default the only one. The first one, of rank 0, keeps the account and
+    draws the noise. Sums without noise travel between them: whoever sees that network sees the data."""
 
     rank: int = 0
     count: int = 1

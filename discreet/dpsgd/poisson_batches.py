@@ -66,9 +66,7 @@ class ExampleReader:
     def __post_init__(self) -> None:
         data = self.dataset
         if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise ValueError(
-                "dataset must be map-style, with len(dataset) and dataset[index]: Poisson batches pick examples"
-            )
+            raise ValueError("dataset must be map-style, with len(dataset) and dataset[index]")
         if len(data) < 1:
             raise ValueError("dataset must have an example at least")
         if self.collate is not None:
@@ -138,10 +136,7 @@ class PoissonBatches:
 
 def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tuple[ExampleReader, dict[str, Any]]:
     """The examples of a data set or a DataLoader, and how to read them: with the loader's workers and prefetching.
-
-    Raises:
-      ValueError: it has no examples by number, or the loader makes no batches, or leaves examples out.
-    """
+    Raises ValueError: it has no examples by number, or the loader makes no batches, or leaves examples out."""
     if not isinstance(dataset, DataLoader):
         return ExampleReader(dataset, collate), {}
     inner, sampler, batches = cast(Any, dataset.dataset), dataset.sampler, dataset.batch_sampler
@@ -165,10 +160,7 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
     padding to the longest example is fine: only batches of one shape are compared."""
     drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
-        raise ValueError(
-            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do not repeat, so that "
-            "nothing tells whether it mixes examples: draw from torch's own generator"
-        )
+        raise ValueError("collate_fn: it draws random numbers that the seeds of torch, random and numpy do not repeat")
     draws, mixes = any(_strangers(drawn[0], other) for other in drawn), False
     for place in range(len(examples) if len(examples) > 1 else 0):
         before, after = examples[:place], examples[place + 1 :]
@@ -179,10 +171,7 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
         else:
             mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), drawn[0]) > 0
     if mixes:
-        raise ValueError(
-            "collate_fn: a row of the batch follows from several examples (a mean over the batch, mixup), so that "
-            "clipping each row's gradient bounds no example: make each row of its own example alone"
-        )
+        raise ValueError("collate_fn: a row of the batch follows from several examples: make it of its own alone")
 
 
 def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
@@ -233,10 +222,7 @@ def _checked(batch: Any, count: int) -> Batch:
     inputs, targets = as_tree(inputs), None if targets is None else as_tree(targets)
     parts = batches_in((inputs, () if targets is None else targets))
     if not all(isinstance(part, Tensor | Graphs) for part in parts):
-        raise ValueError(
-            "dataset: an example must be a pair, an input and a target, or tensors by name, that collate_fn makes "
-            "tensors of"
-        )
+        raise ValueError("dataset: an example must be a pair, an input and a target, or tensors by name")
     if any((isinstance(part, Tensor) and part.dim() == 0) or len(part) != count for part in parts):
         shapes = " and ".join(str(tuple(part.shape)) for part in tree_leaves(parts))
         raise ValueError(f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}")

@@ -1,69 +1,19 @@
-"""The privacy of a training loop: its noise, its budget, and the account of its steps in memory or in a ledger file."""
+"""The account of a training loop's steps, in memory or in a ledger file, and its budget."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.accounting.calibration import check_whole
-from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, passes
-from discreet.dpsgd.loop_plan import Schedule
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, LedgerPosition
 from discreet.settings.privacy import EXAMPLE
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-
-@dataclass(frozen=True)
-class LoopPrivacy:
-    """The choices that few loops need: `DPSGD(..., privacy=LoopPrivacy(...))`.
-
-    Attributes:
-      noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects nobody. Give this or
-        `target_epsilon`. It may be a schedule, a list or a function of the step (`DPSGD`'s `clip_norm`), each step
-        accounted by its own noise; with `target_epsilon` its values are relative ones. Change it from epoch to epoch:
-        of 200 different values an epsilon takes some 10 s by "pld".
-      max_epsilon: the budget; a step that would pass it raises BudgetSpent. None: `target_epsilon`, if that is given.
-      accountant: "pld" or "rdp".
-      ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and which outlives them.
-        None: the account is in memory.
-      data_owner: whose data these are, if a ledger file knows of several data sets.
-      public_num_examples: a constant that takes the place of n in the sampling and the account, which makes the
-        guarantee add-or-remove; at least batch_size, and chosen without looking at the data.
-      seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
-      max_physical_batch: the most examples that are read and worked on at a time. The loop then yields larger batches
-        in pieces; None: whole.
-      distributed: the loop is one of the processes of torch.distributed's default group, each of which works on its
-        part of every batch. All are given the same; the first one keeps the account and draws the one noise.
-
-    Raises:
-      ValueError: one is out of range; the message names it.
-    """
-
-    noise_multiplier: Schedule | None = None
-    max_epsilon: float | None = None
-    accountant: str = PLD
-    ledger: str | Path | None = None
-    data_owner: str = ""
-    public_num_examples: int | None = None
-    seed: int | None = None
-    max_physical_batch: int | None = None
-    distributed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_epsilon is not None and not self.max_epsilon > 0:
-            raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
-        if self.accountant not in ACCOUNTANTS:
-            raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
-        for name in ("public_num_examples", "max_physical_batch"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name))
 
 
 def spent_in(ledger: DurableLedger | None, data_owner: str) -> PrivacyLedger:
@@ -94,11 +44,6 @@ class StepAccount:
     def __post_init__(self) -> None:
         self._read()
 
-    @property
-    def planned(self) -> int:
-        """The most steps that the loop takes."""
-        return sum(count for _, count in self.events)
-
     def _read(self) -> None:
         """Reads the file if another process has changed it."""
         if self.ledger is None or self._read_at == (position := self.ledger.position()):
@@ -122,12 +67,8 @@ class StepAccount:
         return self._after(self.taken)
 
     def charge(self) -> None:
-        """Charges one more step. With a file, it is on disk when this returns.
-
-        Raises:
-          BudgetSpent: the step would pass the budget.
-          LedgerError: the file can't be charged.
-        """
+        """Charges one more step. With a file, it is on disk when this returns. Raises BudgetSpent: the step would pass
+        the budget; LedgerError: the file can't be charged."""
         event = next(event for event, count in self._steps(self.taken, self.taken + 1) if count)
         charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, event)
         self._require_room(charge)
@@ -151,20 +92,18 @@ class StepAccount:
             budget = self.budget
             return passes(self._after(steps), budget.max_epsilon, delta=budget.delta, accountant=budget.accountant)
 
-        possible, most = range(self._first, self.planned + 1), self.planned
-        return most if not beyond(most) else self._first + bisect_right(possible, 0, key=beyond) - 1
+        planned = sum(count for _, count in self.events)
+        possible = range(self._first, planned + 1)
+        return planned if not beyond(planned) else self._first + bisect_right(possible, 0, key=beyond) - 1
 
     def position(self) -> dict[str, Any] | None:
         """The ledger file's identity, rows and head, wherever it lies; None without a file."""
         return None if self.ledger is None else asdict(self.ledger.position())
 
     def resume(self, taken: int, position: dict[str, Any] | None, *, is_seeded: bool) -> None:
-        """Goes on after steps that an earlier process took and charged. What a file says of them stays as it is.
-
-        Raises:
-          LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one; or it
-            was charged since, and a seed would give the noise of those steps to other parameters.
-        """
+        """Goes on after steps that an earlier process took and charged. What a file says of them stays as it is. Raises
+        LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one; or it was
+        charged since, and a seed would give the noise of those steps to other parameters."""
         known = None if position is None else LedgerPosition(**position)
         if self.ledger is None:
             if known is not None:

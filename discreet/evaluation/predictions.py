@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.data.description import DataDescription, read_description
-from discreet.data.examples import Task, TaskShape
+from discreet.data.examples import Task, TaskShape, normalised_inputs
 from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
-from discreet.data.normalising import Normaliser
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import class_indicators, label_indicators, number_scores
 from discreet.server.run_folder import RunFolder, csv_text, replace_file, write_json
+from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, read_json
 from discreet.settings.training import FLOWER_APP, ModelConfig
 
@@ -47,7 +47,7 @@ class SavedModel:
     data: str
     shape: TaskShape
     folder: Path | None = None
-    normaliser: Normaliser = field(default_factory=Normaliser)
+    normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
 
 
 def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
@@ -89,8 +89,8 @@ def load_model(run: Path) -> SavedModel:
         raise ConfigError(f"{path} can't be read: {error}") from error
     folder = RunFolder(run).read_config().data.path if facts["data"] == FOLDER else None
     described = None if folder is None else Path(folder).expanduser().resolve()
-    by = {name: tuple(values) for name, values in json.loads(facts.get("normaliser", "{}")).items()}
-    return SavedModel(model.eval(), facts["data"], shape, described, Normaliser(**by))
+    by = {name: values or None for name, values in json.loads(facts.get("normaliser", "{}")).items()}
+    return SavedModel(model.eval(), facts["data"], shape, described, NormaliserConfig(**by))
 
 
 def _shape_of(facts: Mapping[str, str]) -> TaskShape:
@@ -160,9 +160,9 @@ def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
     """
     if tuple(inputs.shape[1:]) != saved.shape.input_shape:
         raise ValueError(f"the model reads inputs of shape {saved.shape.input_shape}, not {tuple(inputs.shape[1:])}")
-    target, read = saved.shape.target, saved.normaliser.inputs
-    say, filled = _SAY[target.kind], [part for part in torch.split(inputs, BATCH) if len(part)]
-    parts = [say(target, saved.model(read(part)).double()) for part in filled]
+    target, read = saved.shape.target, normalised_inputs(inputs, saved.normaliser)
+    say, filled = _SAY[target.kind], [part for part in torch.split(read, BATCH) if len(part)]
+    parts = [say(target, saved.model(part).double()) for part in filled]
     return torch.cat([torch.empty(0, *saved.shape.output_shape, dtype=torch.float64), *parts])
 
 
@@ -232,28 +232,18 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
-NOTES = {
-    "test": "on the public test set: says nothing of the clients' data that the model does not say",
-    "train": "NOT PRIVATE: computed from the clients' own examples without noise, and covered by no epsilon. "
-    "For simulations; do not publish",
-}
+NOTE = "on the public test set: says nothing of the clients' data that the model does not say"
 
 
-def write_indicators(run: Path, *, train: bool = False) -> Path:
-    """`indicators.json` in a run folder: of the public test set, and with `train` of all training examples too.
-
-    The ones on training data are not private, and the file says so: in a simulation alone somebody holds all of it.
+def write_indicators(run: Path) -> Path:
+    """`indicators.json` in a run folder: of the public test set.
 
     Raises:
       ConfigError: the run or its data can't be read.
     """
-    saved, task = load_model(run), task_of(run)
-    parts = {"test": task.test} | ({"train": task.train} if train else {})
-    found = {
-        part: {"note": NOTES[part], **indicators_of(predict(saved, table.inputs), table.targets, saved.shape.target)}
-        for part, table in parts.items()
-    }
-    write_json(run / INDICATORS_FILE, found)
+    saved, test = load_model(run), task_of(run).test
+    found = indicators_of(predict(saved, test.inputs), test.targets, saved.shape.target)
+    write_json(run / INDICATORS_FILE, {"test": {"note": NOTE, **found}})
     return run / INDICATORS_FILE
 
 

@@ -90,8 +90,9 @@ def found_normaliser(run: RunContext, task: Task, answers: Replies) -> Normalise
     query = query_of(NORMALISE, run.plan.run, task.shape)
     found = query.read(ask(run, query, answers, name=NORMALISE))
     normaliser = normaliser_from(found, shape_of_data(run.plan.run.statistics, task.shape))
-    logger.info("inputs are normalised by %d means and deviations that clients were asked for", len(normaliser.means))
-    return NormaliserConfig(list(normaliser.means), list(normaliser.deviations))
+    count = shape_of_data(run.plan.run.statistics, task.shape).columns
+    logger.info("inputs are normalised by %d means and deviations that clients were asked for", count)
+    return normaliser
 
 
 def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:

@@ -75,21 +75,13 @@ class ArrayLayout:
         """The length of the vector of parameters."""
         return sum(part.size for part in self.parts if part.learned)
 
-    @property
-    def num_values(self) -> int:
-        """The number of values in a reply, with those that are not learned."""
-        return sum(part.size for part in self.parts)
-
     def vector(self, arrays: ArrayRecord) -> Tensor:
         """The learned arrays of a record as one vector (num_params,), float32: see `difference`."""
         return self.difference(arrays, np.zeros(self.num_params, np.float32))
 
     def difference(self, arrays: ArrayRecord, sent: NDArray[np.float32]) -> Tensor:
-        """The learned arrays of a record as one vector (num_params,), float32, minus what was `sent`.
-
-        Raises:
-          MalformedMessage: the record does not fit the layout, or holds a value that is not finite in float32.
-        """
+        """The learned arrays of a record as one vector (num_params,), float32, minus what was `sent`. Raises
+        MalformedMessage: the record does not fit the layout, or holds a value that is not finite in float32."""
         named = self._named(arrays)
         found, start = np.empty(self.num_params, np.float32), 0
         for part in self.parts:
@@ -137,12 +129,8 @@ class ArrayLayout:
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:
     """The layout of the arrays that a run starts from. Floats are learned unless a pattern of `frozen`, as fnmatch has
-    them, fits their name.
-
-    Raises:
-      ConfigError: nothing is left to learn, a pattern fits no name, an array is of a dtype that has no place here, or
-        a layer such as BatchNorm keeps running statistics that are not frozen.
-    """
+    them, fits their name. Raises ConfigError: nothing is left to learn, a pattern fits no name, an array is of a dtype
+    that has no place here, or a layer such as BatchNorm keeps running statistics that are not frozen."""
     values = {name: _initial(name, array) for name, array in arrays.items()}
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in values):
@@ -153,15 +141,13 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
         learned = str(found.dtype) in FLOATS and not fixed
         if learned and what in STATISTICS:  # noised, a variance is negative soon; and such a layer mixes examples
             raise ConfigError(
-                f"initial_arrays: {layer or name} keeps running statistics ({name}), as BatchNorm does: noise would "
-                "make them useless. Replace such layers by GroupNorm, discreet.to_group_norm(model) does so; or leave "
-                'the statistics as they are, which frozen=("*running_mean", "*running_var") asks for'
+                f"initial_arrays: {layer or name} keeps running statistics ({name}), which noise would spoil: take "
+                'GroupNorm, by discreet.to_group_norm(model), or frozen=("*running_mean", "*running_var")'
             )
         parts.append(ArrayPart(name, found.shape, str(found.dtype), learned))
     if not any(part.learned and part.size for part in parts):
         raise ConfigError(
-            "initial_arrays must hold an array of floats that is not frozen: nothing would be learned. Models of trees "
-            "(xgboost) are bytes, which have no average"
+            "initial_arrays must hold floats that are not frozen: nothing would be learned (trees are bytes)"
         )
     return ArrayLayout(tuple(parts), {part.name: values[part.name] for part in parts if not part.learned})
 
@@ -183,12 +169,10 @@ class FlowerMessages:
     """Messages to the clients of a Flower app, as `flwr.serverapp.strategy.FedAvg` sends them.
 
     Attributes:
-      config: sent to every client in every round, with the number of the round beside it; or a function that gives it
-        for the number of a round.
+      config: sent in every round, or a function that gives it for the number of a round.
       keys: of the two records, with the arrays and with the config.
       metric: the name of the accuracy among what clients say of a model, if they are to rate any.
-      masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays, for
-        `secure_sum_mod`.
+      masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays.
     """
 
     layout: ArrayLayout
@@ -213,9 +197,8 @@ class FlowerMessages:
             content[ASKED] = ConfigRecord({**request_items(TrainRequest(number, clip_norm, run)), FROZEN: list(frozen)})
         if not work.trains:
             return RoundMessages(MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number))
-        return RoundMessages(
-            MessageType.TRAIN, self.layout.num_values, lambda _: content, partial(self._update, number, sent, clip_norm)
-        )
+        size = sum(part.size for part in self.layout.parts)  # with those that are not learned
+        return RoundMessages(MessageType.TRAIN, size, lambda _: content, partial(self._update, number, sent, clip_norm))
 
     def _update(self, number: int, sent: Tensor, clip_norm: float, content: RecordDict) -> TrainReply:
         """The difference of what came back to what was sent, and its bit. All else that a client says is not read."""

@@ -54,15 +54,9 @@ UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recur
 
 @dataclass(frozen=True)
 class RoundMessages:
-    """The messages of a round to clients, and the reading of their replies.
-
-    Attributes:
-      kind: Flower's type of the messages.
-      reply_size: how many values a reply holds, at least 1: it limits the bytes of a reply, and how many are pulled at
-        once.
-      request: the content of a message; in a simulation of Discreet's own clients for the one to be.
-      reply: a reply, checked before anything is computed from it; raises MalformedMessage.
-    """
+    """The messages of a round, of Flower's type `kind`, and the reading of their replies, which hold `reply_size`
+    values, at least 1. `request` makes a message, in a simulation for the client to be; `reply` raises
+    MalformedMessage."""
 
     kind: str
     reply_size: int
@@ -75,15 +69,6 @@ class Messages(Protocol):
 
     def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work) -> RoundMessages:
         """The messages of one round."""
-
-
-@dataclass(frozen=True)
-class Sending:
-    """The round in the metadata of messages, the values in a reply, and Flower's type of the messages."""
-
-    group: str
-    reply_size: int
-    kind: str = MessageType.TRAIN
 
 
 @dataclass
@@ -111,11 +96,8 @@ class GridTransport:
 
     def available_clients(self) -> Sequence[int]:
         """Virtual clients, or the connected nodes. A later round waits for one node only: a node that is gone for good
-        must not stop the others. Of more nodes than clients are declared one may be a client's second: it waits.
-
-        Raises:
-          TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked.
-        """
+        must not stop the others. Of more nodes than clients are declared one may be a client's second: it waits. Raises
+        TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked."""
         wanted, seen = 1 if self.nodes and not self.in_every_round else self.min_nodes, -1
         for _ in looks(self.timeout):
             nodes = sorted(self.grid.get_node_ids())
@@ -157,14 +139,11 @@ class GridTransport:
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[TrainReply | Failure]:
-        """Sends each client its request, and decodes replies as they come: until all are there, or the deadline.
-
-        Raises:
-          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
-        """
+        """Sends each client its request, and decodes replies as they come: until all are there, or the deadline. Raises
+        MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size."""
         asked = self.messages.of_round(round_number, params, clip_norm, work)
         contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
-        for client, answer in self.exchange(contents, Sending(str(round_number), asked.reply_size, asked.kind)):
+        for client, answer in self.exchange(contents, str(round_number), asked.reply_size, kind=asked.kind):
             try:
                 yield answer if isinstance(answer, Failure) else replace(asked.reply(answer), client=client)
             except MalformedMessage as error:
@@ -175,19 +154,29 @@ class GridTransport:
         return self.virtual[client] if self.virtual else None
 
     def exchange(
-        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending, *, needed: Collection[int] | None = None
+        self,
+        contents: Iterable[tuple[int, RecordDict]],
+        group: str,
+        reply_size: int,
+        *,
+        kind: str = MessageType.TRAIN,
+        needed: Collection[int] | None = None,
     ) -> Iterator[tuple[int, RecordDict | Failure]]:
         """Sends each client its content, and yields the replies as they come: until all are there, or the deadline.
 
-        `needed`: the clients that are worth the wait; once they have answered, the others have as long again.
+        Args:
+          group: the round, in the metadata of messages.
+          reply_size: how many values a reply holds.
+          kind: Flower's type of the messages.
+          needed: the clients that are worth the wait; once they have answered, the others have as long again.
 
         Raises:
           MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
         """
-        waiting = yield from self._push(contents, sending)
+        waiting = yield from self._push(contents, group, kind)
         enough = math.inf
         for waited in looks(self.timeout):
-            for number, reply in self._pull(list(waiting), sending.reply_size):
+            for number, reply in self._pull(list(waiting), reply_size):
                 # Popped: a second reply to the same message is not counted again.
                 client = waiting.pop(number, None)
                 if client is not None:
@@ -202,7 +191,7 @@ class GridTransport:
             yield client, Failure(client, "late", f"no reply within {min(enough, self.timeout):.3g} s")
 
     def _push(
-        self, contents: Iterable[tuple[int, RecordDict]], sending: Sending
+        self, contents: Iterable[tuple[int, RecordDict]], group: str, kind: str
     ) -> Generator[tuple[int, Failure], None, dict[str, int]]:
         """Sends the messages; returns whose reply is waited for, by the number of the message."""
         waiting: dict[str, int] = {}
@@ -211,14 +200,12 @@ class GridTransport:
             messages = []
             for client, content in some:
                 node = self.nodes[client % len(self.nodes)] if self.virtual else client
-                messages.append(Message(content, node, sending.kind, ttl=self.timeout, group_id=sending.group))
+                messages.append(Message(content, node, kind, ttl=self.timeout, group_id=group))
             numbers = list(self.grid.push_messages(messages))
             # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
             if len(numbers) != len(messages):
-                raise MessagesTooLarge(
-                    f"the messages of round {sending.group} were refused as too large (HTTP 413): raise the limit of "
-                    "what stands before the SuperLink, or take a smaller model"
-                )
+                how = "raise the limit of what stands before the SuperLink, or take a smaller model"
+                raise MessagesTooLarge(f"the messages of round {group} were refused as too large (HTTP 413): {how}")
             for number, (client, _) in zip(numbers, some, strict=True):
                 if number:
                     waiting[number] = client

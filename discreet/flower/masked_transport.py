@@ -18,7 +18,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from discreet.flower.grid_transport import GridTransport, RoundMessages, Sending
+from discreet.flower.grid_transport import GridTransport, RoundMessages
 from discreet.flower.server_messages import read_masking_reply, read_member
 from discreet.masking.server import Exchange, MaskingServer
 from discreet.masking.wire import Abandoned, MalformedBytes, Stage, read_request
@@ -69,11 +69,8 @@ class MaskedTransport:
     def ask(
         self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
     ) -> Iterator[Failure | UnopenedSum]:
-        """The clients that are missing, and the sum of the others: of at least n - d of them, or of none.
-
-        Raises:
-          RoundAbandoned: fewer are left, or their lists of peers differ.
-          MessagesTooLarge: see `GridTransport.exchange`.
+        """The clients that are missing, and the sum of the others: of at least n - d of them, or of none. Raises
+        RoundAbandoned: fewer are left, or their lists of peers differ; MessagesTooLarge: see `GridTransport.exchange`.
         """
         asked = self.asking.messages.of_round(round_number, params, clip_norm, work)
         missing, alive = Missing(), 0
@@ -111,7 +108,7 @@ class MaskedTransport:
         """Asks clients that are not known yet who they are."""
         new = [client for client in cohort if client not in self.members_of]
         contents = ((client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))})) for client in new)
-        for client, reply in self.asking.exchange(contents, Sending(group, SMALL)):
+        for client, reply in self.asking.exchange(contents, group, SMALL):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply
@@ -129,18 +126,17 @@ class MaskedTransport:
         return member
 
     def _send(self, exchange: Exchange, asked: RoundMessages | None, *, cohort: Sequence[int], missing: Missing) -> int:
-        """One exchange with the clients that are there; how many replies were taken.
-
-        Who is asked for the next round's keys alone is not waited for longer than the others.
-        """
+        """One exchange with the clients that are there; how many replies were taken. Who has keys to make alone is
+        not waited for."""
         clients = {self.members_of[client].name: client for client in cohort if client in self.members_of}
         names = {client: name for name, client in clients.items()}
         requests = {clients[name]: each for name, each in exchange.requests.items() if name in clients}
-        needed = [client for client, each in requests.items() if exchange.round in _rounds_of(each)]
+        rounds = {client: {part.round for part in read_request(each)[1]} for client, each in requests.items()}
+        needed = [client for client in requests if exchange.round in rounds[client]]
         messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
         size = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
         taken = 0
-        for client, reply in self.asking.exchange(messages, Sending(str(exchange.round), size), needed=needed):
+        for client, reply in self.asking.exchange(messages, str(exchange.round), size, needed=needed):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply
@@ -160,8 +156,7 @@ class MaskedTransport:
 def transport_of(
     plan: Plan, asking: GridTransport, virtual: Callable[[int], VirtualClient | None] | None = None
 ) -> GridTransport | MaskedTransport:
-    """The transport of a run: `asking`, or one whose server reads masked sums alone. `virtual` says which client of a
-    simulation one is to be; None: `asking` does."""
+    """The transport of a run: `asking`, or one of masked sums. `virtual`: as of that; None: `asking` knows."""
     mechanism = masked_mechanism(plan.run, plan.sizes)
     if mechanism is None:
         return asking
@@ -174,7 +169,3 @@ def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Any:
         return exchange.close()
     except Abandoned as error:
         raise RoundAbandoned(str(error), tuple(missing.values())) from error
-
-
-def _rounds_of(request: bytes) -> set[int]:
-    return {part.round for part in read_request(request)[1]}

@@ -67,13 +67,10 @@ def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict
 
 
 def decode_reply(content: RecordDict, *, round_number: int, num_params: int, answer_size: int = 0) -> TrainReply:
-    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer, 0 for none.
-
-    Raises:
-      MalformedMessage: another round, a missing or further part, a wrong shape or dtype, a value that is not finite, a
-        bit that is not a bit, an epsilon that is not a number of at least 0. A client that sends such a reply counts
-        as zero, and neither noise nor denominator change.
-    """
+    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer, 0 for none. Raises
+    MalformedMessage: another round, a missing or further part, a wrong shape or dtype, a value that is not finite, a
+    bit that is not a bit, an epsilon that is not a number of at least 0. A client that sends such a reply counts as
+    zero, and neither noise nor denominator change."""
     numbers, arrays = content.get(REPLY), content.get(UPDATE)
     if not isinstance(numbers, MetricRecord) or not isinstance(arrays, ArrayRecord) or list(arrays) != [UPDATE]:
         raise MalformedMessage("the reply does not hold exactly one update and its numbers")

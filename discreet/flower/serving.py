@@ -43,12 +43,7 @@ OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
 
 
 def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
-    """The ServerApp of a project: conf/ and strategy come from the bundle, Discreet from what is installed here.
-
-    Args:
-      bundle: the folder of the app that is running.
-      strategy: makes the rounds of a run that is ready to start: see strategies/dp_fedavg.py.
-    """
+    """The ServerApp of a project, whose conf/ and `strategy` (strategies/dp_fedavg.py) come from its bundle."""
     app = ServerApp()
 
     @app.main()

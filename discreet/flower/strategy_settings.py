@@ -155,11 +155,7 @@ SETTING = re.compile(r"\brounds(?==| must)|\bresume=true|\b[a-z]\w*(?:\.\w+)+(?:
 
 
 def said(message: str) -> str:
-    """A message that calls settings as the arguments of the strategy, or of its mechanism, are called.
-
-    >>> said("privacy.user.clip.norm must be within [1e-09, 1e+09] (got 0.0)")
-    'clip_norm must be within [1e-09, 1e+09] (got 0.0)'
-    """
+    """A message that calls settings as the arguments of the strategy, or of its mechanism, are called."""
     return SETTING.sub(lambda found: ARGUMENTS.get(found[0], found[0]), message)
 
 
@@ -206,12 +202,9 @@ def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
 
 
 def flower_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is ignored.
-
-    Raises:
-      ConfigError: one is of the wrong type, out of range or not private, or two contradict each other.
-      TypeError: there is no such argument.
-    """
+    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is ignored. Raises
+    ConfigError: one is of the wrong type, out of range or not private, or two contradict each other; TypeError: there
+    is no such argument."""
     _refuse(given)
     mechanism, rating = _mechanism(given), given["private_evaluation"]
     asked, masked = {**given, **asdict(mechanism)}, isinstance(mechanism, MaskedGaussian)

@@ -176,8 +176,7 @@ def release_step(
     """
     import torch
 
-    from discreet.models.dropout import masks_from
-    from discreet.models.models import flatten_parameters, to_train
+    from discreet.models.models import flatten_parameters, masks_from, to_train
     from discreet.per_example.per_example import l1_clipped_gradient_sum
 
     if len(examples) == 0:

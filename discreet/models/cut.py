@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from discreet.models.dropout import dropout_layers
-from discreet.models.models import to_train, trainable
+from discreet.models.models import dropout_layers, to_train, trainable
 from discreet.per_example.functions import function_of
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import made_up, same_chance
@@ -72,13 +71,8 @@ class Reads(TorchFunctionMode):
 
 class FrozenPart(nn.Module):
     """The rows that the rest of a model reads, float32, from inputs (n, *input_shape): one tensor (n, *shape), or
-    several as (n, k), in which whole numbers stand as floats.
-
-    Args:
-      model: in training mode, which leaves frozen layers in evaluation mode.
-      calls: those that are recorded.
-      columns: of the inputs, and of the tensors in the calls.
-    """
+    several as (n, k), in which whole numbers stand as floats. `columns`: of the inputs, and of the tensors in the
+    calls."""
 
     def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
         super().__init__()
@@ -191,11 +185,8 @@ class Rest(nn.Module):
 
 def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
     """A model in two parts: what gives rows from inputs, and what gives outputs from the rows and learns. They share
-    the parameters with the model. Of `inputs` only the type and the shape are used.
-
-    Raises:
-      ValueError: with the reason, if the model can't be cut; and what a model raises that can't be copied.
-    """
+    the parameters with the model. Of `inputs` only the type and the shape are used. Raises ValueError: with the reason,
+    if the model can't be cut; and what a model raises that can't be copied."""
     to_train(model)
     tried = [made_up(model, inputs, count) for count in _COUNTS]
     calls, columns, others = _calls_of(model, tried[0])

@@ -66,12 +66,8 @@ def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.
 @torch.no_grad()
 def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) -> Examples:
     """The examples as the learning part of a model reads them, on the CPU. Computed once for the same frozen values and
-    inputs, where the fixed part is.
-
-    Raises:
-      ValueError: an example goes another way through the model than others.
-      OSError: there is no room for a file of features.
-    """
+    inputs, where the fixed part is. Raises ValueError: an example goes another way through the model than others;
+    OSError: there is no room for a file of features."""
     inputs, digest = examples.inputs, hashlib.sha256()
     # A bundle of other code, whose forward may be another one, lies in another file.
     digest.update(f"{__file__} {fixed} {frozen_digest(fixed)} {inputs.dtype} {tuple(inputs.shape)}".encode())

@@ -8,8 +8,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
-from discreet.models.dropout import dropout_layers
-from discreet.models.models import MISTAKES, MODELS, TEXT_MODELS, frozen, frozen_norms, model_for, to_train, trainable
+from discreet.models.models import (
+    LSTM,
+    MISTAKES,
+    MODELS,
+    dropout_layers,
+    frozen,
+    frozen_norms,
+    model_for,
+    to_train,
+    trainable,
+)
 from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.trial import two_passes, writes
 from discreet.settings.training import ModelConfig
@@ -30,11 +39,10 @@ def check_model(model: nn.Module) -> None:
     still = {id(layer) for layer in frozen_norms(model)}
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and id(module) not in still:
-            raise ValueError(
-                f"{name or 'the model'} is a {type(module).__name__}, which mixes the examples of a batch: "
-                "no gradient of a single example exists to be clipped. Use GroupNorm: discreet.to_group_norm(model); "
-                "or freeze its weights, and its statistics stay"
+            how = (
+                "mixes the examples of a batch: use GroupNorm, by discreet.to_group_norm(model), or freeze its weights"
             )
+            raise ValueError(f"{name or 'the model'} is a {type(module).__name__}, which {how}")
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | frozen(model).keys()
     saved = [name for name in model.state_dict(keep_vars=True) if name not in known]
     if saved:
@@ -58,7 +66,7 @@ def check_fits(settings: ModelConfig, task: Task) -> None:
     whenever the model is built: they are not sent, and server and clients each build the model.
     """
     name = settings.name
-    reads_text, is_text = name in TEXT_MODELS, not task.train.inputs.is_floating_point()
+    reads_text, is_text = name == LSTM, not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
         words = {True: "text", False: "numbers"}
         raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
@@ -80,10 +88,10 @@ def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
     one, other = frozen(model), frozen(again)
     for parameter in sorted(one.keys() | other.keys()):
         if parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter]):
-            raise ValueError(
-                f"model.name: {name} gives the frozen {parameter} other values each time it is built, and "
-                "frozen values are not sent: load them from a file, or draw them from a torch.Generator with a seed"
+            how = (
+                "other values each time it is built: load them from a file, or draw them from a seeded torch.Generator"
             )
+            raise ValueError(f"model.name: {name} gives the frozen {parameter} {how}")
 
 
 @torch.no_grad()
@@ -110,9 +118,7 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
     if not torch.equal(logits, again):
         raise ValueError(f"model.name: {name} draws random numbers by itself: only layers such as nn.Dropout may")
     if not torch.allclose(logits, torch.cat(alone), rtol=1e-3, atol=1e-4):
-        raise ValueError(
-            f"model.name: {name} mixes the examples of a batch: no gradient of a single example exists to be clipped"
-        )
+        raise ValueError(f"model.name: {name} mixes the examples of a batch: none has a gradient of its own")
     try:
         with torch.enable_grad():
             torch.autograd.grad(model(inputs).sum(), trainable(model), allow_unused=True)

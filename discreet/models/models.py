@@ -1,4 +1,4 @@
-"""Models by name, ours or one's own, and their parameters as one vector.
+"""Models by name, ours or one's own, their parameters as one vector, and the masks of their dropout.
 
 None mixes the examples of a batch: every example has a gradient of its own.
 """
@@ -11,7 +11,8 @@ import importlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from discreet.data.examples import TaskShape
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import transformer
 from discreet.per_example.recurrent import ClassesSecond, LastStep, LSTMLayer
+from discreet.privacy.randomness import RandomSource
 from discreet.settings.training import HF, ModelConfig
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
@@ -89,10 +91,7 @@ def _lstm(
 
 def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A linear model on scattering features, as of Tramer and Boneh 2021."""
-    try:
-        fixed = Scattering(input_shape)
-    except ValueError as error:
-        raise ValueError(f"model.name: {error}") from error
+    fixed = Scattering(input_shape)
     return nn.Sequential(fixed, nn.Linear(fixed.out_features, num_classes))
 
 
@@ -108,7 +107,7 @@ MODELS: dict[str, Builder] = {
 }
 
 
-TEXT_MODELS = {"lstm": _lstm}  # those that read tokens
+LSTM = "lstm"  # the one that reads tokens
 
 # Everything that a mistake in a model of one's own raises.
 MISTAKES = (
@@ -167,9 +166,8 @@ def _builder_of(settings: ModelConfig, shape: TaskShape) -> Callable[[], nn.Modu
     name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
     if name.startswith(HF):
         return partial(transformer, settings, shape)
-    if name in TEXT_MODELS:
-        at_each_step = shape.target.length > 0
-        return partial(TEXT_MODELS[name], *arguments, num_tokens=shape.num_tokens, at_each_step=at_each_step)
+    if name == LSTM:
+        return partial(_lstm, *arguments, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
     return partial(MODELS.get(name) or own_builder(name), *arguments)
 
 
@@ -277,7 +275,52 @@ def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
     parameters = trainable(model)
     sizes = [parameter.numel() for parameter in parameters]
     if vector.shape != (sum(sizes),):
-        raise ValueError(
-            f"the model has {sum(sizes)} trainable parameters; a vector of shape {tuple(vector.shape)} does not fit"
-        )
+        raise ValueError(f"a vector of {tuple(vector.shape)} does not fit the {sum(sizes)} trainable parameters")
     return [part.view_as(parameter) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]
+
+
+# The one kind of layer that may draw random numbers as a model trains.
+_DROPOUTS = {
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    nn.MultiheadAttention,  # which drops by itself
+}
+
+
+def dropout_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of torch.nn that draw masks as `model` trains. A class derived from one may draw in another way, and
+    is none of them.
+
+    >>> dropout_layers(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2), nn.Dropout(0.0)))
+    [Dropout(p=0.2, inplace=False)]
+    """
+    found = [layer for layer in model.modules() if type(layer) in _DROPOUTS]
+    return [layer for layer in found if getattr(layer, "dropout", 0) or getattr(layer, "p", 0)]
+
+
+@contextmanager
+def masks_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
+    """`torch_draws_from` for a model with dropout. For another one, PyTorch's generator is not touched."""
+    if not dropout_layers(model):
+        yield
+        return
+    with torch_draws_from(source, model):
+        yield
+
+
+@contextmanager
+def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
+    """Within it, PyTorch's generators draw as `source` says: the same masks again for a seeded source, others each time
+    for a secure one. Afterwards those of the CPU and of the model's devices are as they were.
+
+    Masks are not noise that protects, and need not be secret for that. They are drawn independently of all data, each
+    example's apart from the others', and what one example adds to a clipped sum is at most the clip norm for each fixed
+    choice of everybody's masks. But their seed must be secret, and of a secure source it never leaves this function:
+    who knew it could compute which masks go to which place in a batch, and places shift if an example is missing.
+    """
+    seed = int(source.child("dropout").words(1)[0])
+    devices = sorted({value.device.index for value in model.parameters() if value.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield

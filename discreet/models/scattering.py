@@ -46,10 +46,8 @@ class Scattering(nn.Module):
     def __init__(self, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         if len(input_shape) != 3 or any(side < LEAST_SIDE or side % AVERAGED for side in input_shape[1:]):
-            raise ValueError(
-                f"scattering reads images (channels, height, width) whose sides are multiples of {AVERAGED} and at "
-                f"least {LEAST_SIDE}, not {tuple(input_shape)}"
-            )
+            sides = f"multiples of {AVERAGED} and at least {LEAST_SIDE}"
+            raise ValueError(f"model.name: scattering reads images whose sides are {sides}, not {tuple(input_shape)}")
         channels, height, width = input_shape
         self.out_features = channels * CHANNELS * (height // AVERAGED) * (width // AVERAGED)
         filters = {"fine": _wavelets(1.0, 7), "coarse": _wavelets(2.0, 13)}

@@ -13,9 +13,8 @@ from torch import nn
 
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
-from discreet.data.examples import SHAPES, Examples, TaskShape
+from discreet.data.examples import SHAPES, Examples, TaskShape, normalised_examples
 from discreet.data.folder import FOLDER, node_table
-from discreet.data.normalising import normaliser_of
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism_table import accounts_itself
@@ -107,7 +106,7 @@ def _split(request: TrainRequest, examples: Examples, client_id: int) -> tuple[E
     normalised if the run says by what, but for a question about the data as they are."""
     run = request.run
     if request.work.query not in OF_DATA:
-        examples = normaliser_of(run.normaliser).examples(examples)
+        examples = normalised_examples(examples, run.normaliser)
     if not run.evaluation.private:
         return examples, None
     trained, held = split_rows(len(examples), client_id, share=run.evaluation.share)

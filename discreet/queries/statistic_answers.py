@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from discreet.data.examples import TaskShape
-from discreet.data.normalising import Normaliser
 from discreet.data.targets import LABELS
 from discreet.per_example.objective import PADDING
 from discreet.queries.answers import Block, Estimate, NoisedBlock, bins_of, quantile, root_of, shares_of
+from discreet.settings.data import NormaliserConfig
 
 VALUE_BINS = 40  # of a column's public range, for its quantiles
 QUARTILES = (0.25, 0.5, 0.75)
@@ -71,13 +71,12 @@ def statistic_blocks(names: Sequence[str], shape: DataShape) -> tuple[Block, ...
     return tuple(_STATISTICS[name](shape) for name in names)
 
 
-def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> Normaliser:
+def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> NormaliserConfig:
     """The normaliser by means and deviations that were read: a variance that is smaller than its standard error, or
     than that of a hundredth of half the range, counts as that large."""
     least = (LEAST_DEVIATION * (shape.high - shape.low) / 2) ** 2
     variances = [max(one.value, one.standard_error, least) for one in found["variance"].values()]
-    means = tuple(one.value for one in found["mean"].values())
-    return Normaliser(means, tuple(math.sqrt(variance) for variance in variances))
+    return NormaliserConfig([one.value for one in found["mean"].values()], list(map(math.sqrt, variances)))
 
 
 def _moments(shape: DataShape) -> Block:

@@ -18,9 +18,8 @@ from torch import nn
 import discreet
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
-from discreet.data.examples import Task
+from discreet.data.examples import Task, normalised_task
 from discreet.data.folder import FOLDER
-from discreet.data.normalising import normaliser_of
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES, FolderError
 from discreet.data.tokens import pretrained_folder
@@ -131,7 +130,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         task = load_task(settings.data.name, path=settings.data.path)
         _check_weights(settings)
         config = with_constants(replace(settings, task=resolved_task(settings.task, task)), task)
-        task = normaliser_of(config.normaliser).task(task)
+        task = normalised_task(task, config.normaliser)
         check_fits(config.model, task)
         run = client_settings(config)
         query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
@@ -183,7 +182,7 @@ def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
     found = found_normaliser(run, task, answers())
     plan = replace(plan, run=replace(plan.run, normaliser=found), written={**plan.written, "normaliser": asdict(found)})
     run.folder.write_config(plan.written)
-    return replace(session, context=replace(run, plan=plan), task=normaliser_of(found).task(task))
+    return replace(session, context=replace(run, plan=plan), task=normalised_task(task, found))
 
 
 def finish(session: Session, outcome: Outcome) -> None:
@@ -198,7 +197,7 @@ def finish(session: Session, outcome: Outcome) -> None:
         "num_classes": str(shape.num_classes),
         "num_tokens": str(shape.num_tokens),
         "target": json.dumps(asdict(shape.target)),
-        "normaliser": json.dumps(asdict(normaliser_of(plan.run.normaliser))),
+        "normaliser": json.dumps(asdict(plan.run.normaliser)),
     }
     if plan.model.lora.kind != "none":
         load_parameters(session.model, outcome.model.params)

@@ -77,15 +77,7 @@ OF_EXAMPLES: Needs = {
 class UserTerms:
     """User-level privacy as the server declares it: the client can check what is declared, not what the server does.
 
-    Attributes:
-      noise_multiplier: of a round; None if a target chooses it and it is not resolved yet.
-      max_epsilon: the budget that ends the run, at the run's delta; None for none.
-      sampling, probability, population_size, groups: how cohorts are drawn; a client's turn is every `groups` rounds.
-      aggregation: plain: the server reads each update. secure: it reads their masked sum alone.
-      adaptive: whether each client sends a bit, for a clip norm that adapts.
-      count_stddev: as `privacy.user.clip.count_stddev` gives it; None for the default.
-      mechanism: the import path of a mechanism from outside; None for one of Discreet's.
-      correlation: of the server's noise over rounds.
+    `groups`: a client's turn is every so many rounds. `adaptive`: each client sends a bit, for a clip norm that adapts.
     """
 
     enabled: bool = True
@@ -115,15 +107,8 @@ class UserTerms:
 
 @section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
 class ClientSettings:
-    """The part of a run that each client is told, the same in every round, with the guarantees.
-
-    Attributes:
-      delta, accountant: how epsilons are computed.
-      noise: how noise is drawn, one of `NOISE`.
-
-    Raises:
-      ConfigError: a setting is out of range, or two settings contradict each other.
-    """
+    """The part of a run that each client is told, the same in every round, with the guarantees. Raises ConfigError: a
+    setting is out of range, or two settings contradict each other."""
 
     rounds: Count
     delta: OpenShare

@@ -21,13 +21,11 @@ from discreet.settings.places import conf_folder, conf_for, own_files
 from discreet.settings.rules import ConfigError, did_you_mean, read_json, unknown
 from discreet.settings.settings import Settings
 
-
-def _unless(other: object, value: object) -> object:
-    return value if other is None else None
+NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of a sweep is given
 
 
 # In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way if the other setting is given.
-OmegaConf.register_new_resolver("unless", _unless, replace=True)
+OmegaConf.register_new_resolver("unless", lambda other, value: value if other is None else None, replace=True)
 
 
 def _one_line(error: Exception) -> str:
@@ -44,11 +42,8 @@ def _one_line(error: Exception) -> str:
 
 
 def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
-    """The checked Settings of composed settings (Hydra's, or a plain dictionary).
-
-    Raises:
-      ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
-    """
+    """The checked Settings of composed settings (Hydra's, or a plain dictionary). Raises ConfigError: one line that
+    names the setting that is unknown, of the wrong type, or out of range."""
     if isinstance(settings, DictConfig):
         try:
             settings = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True, throw_on_missing=True))
@@ -58,18 +53,13 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
 
 
 def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> Settings:
-    """Composes `conf/` with Hydra overrides and checks the result.
+    """Composes `conf/` with Hydra overrides, without lists, and checks the result.
+
+    `of_sweep`: they are one run of a sweep, whose experiment may be a sweep itself. `conf`: the folder; None:
+    `conf_folder()`. Raises ConfigError: one line that names the setting; or the experiment is a sweep, no single run.
 
     >>> load_config(["rounds=3"]).rounds
     3
-
-    Args:
-      overrides: as on the command line, without lists.
-      of_sweep: they are one run of a sweep, whose experiment may be a sweep itself.
-      conf: the folder to compose; None: `conf_folder()`.
-
-    Raises:
-      ConfigError: one line that names the setting; also if the experiment is a sweep, which is no single run.
     """
     settings, is_sweep = _composed(overrides, conf=conf)
     if is_sweep and not of_sweep:
@@ -81,36 +71,49 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: 
 def check_words(words: Sequence[str]) -> None:
     """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not imported for that.
 
-    Of a sweep the first value of each list is checked here, and the settings of a run that goes on are checked later.
+    Of a sweep the first run is checked here, and the settings of a run that goes on are checked later.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    listed = bool({"-m", "--multirun"} & {*words})
-    asked, is_sweep = _composed(settings, listed=listed)
-    if listed:
-        first = []
-        for word in OverridesParser.create().parse_overrides(settings):
-            if word.is_choice_sweep() or word.is_range_sweep():
-                first.append(f"{word.get_key_element()}={next(iter(word.sweep_string_iterator()))}")
-            elif not (word.is_sweep_override() or word.is_hydra_override()):
-                first.append(str(word.input_line))
-        asked, _ = _composed(first)
+    if {"-m", "--multirun"} & {*words}:
+        plan, runs = listed_runs(settings)
+        asked, is_sweep = _composed(runs[0])
+        is_sweep = "resume=true" in plan.overrides.task
+    else:
+        asked, is_sweep = _composed(settings)
     if not (is_sweep or asked.resume is True):
         parse_config(asked)
 
 
-def _composed(words: Sequence[str], *, listed: bool = False, conf: Path | None = None) -> tuple[DictConfig, bool]:
-    """Composed settings, without those to which words give lists if they may, and if an experiment is a sweep."""
+def listed_runs(words: Sequence[str]) -> tuple[DictConfig, list[list[str]]]:
+    """Hydra's own settings of a sweep, and the overrides of each of its runs, without lists."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.types import RunMode
+
+    with hydra_on_conf(words):
+        composer = GlobalHydra.instance().hydra
+        assert composer is not None
+        plan = composer.compose_config("config", list(words), RunMode.MULTIRUN, with_log_configuration=False).hydra
+        listed = [f"{name}={values}" for name, values in (plan.sweeper.params or {}).items()]
+        settings = [word for word in plan.overrides.task if not word.startswith(NOT_PART)]
+        parser = OverridesParser.create(config_loader=composer.config_loader)
+        (runs,) = BasicSweeper.split_arguments(parser.parse_overrides([*listed, *settings]), None)
+        return plan, runs
+
+
+def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
+    """Composed settings, and if an experiment is a sweep."""
     # Imported here: what reads a configuration that is composed already does without Hydra.
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    mode = RunMode.MULTIRUN if listed else RunMode.RUN
     with hydra_on_conf(words, conf=conf):
         composer = GlobalHydra.instance().hydra
         assert composer is not None
-        settings = composer.compose_config("config", list(words), mode, from_shell=False, with_log_configuration=False)
+        settings = composer.compose_config(
+            "config", list(words), RunMode.RUN, from_shell=False, with_log_configuration=False
+        )
     is_sweep = settings.hydra.mode == RunMode.MULTIRUN
     OmegaConf.set_struct(settings, False)
     del settings["hydra"]

@@ -56,9 +56,7 @@ class DataConfig:
 
 @section("normaliser.")
 class NormaliserConfig:
-    """The normaliser of inputs with `data.normalise`: (input - mean) / deviation, for each column of a table or
-    channel of images. Public: constants, by default the middle and half of the public range. Private: left out, since
-    a query finds them before the first round; a run that goes on has them."""
+    """The normaliser of inputs, for each column of a table or channel of images: (input - mean) / deviation."""
 
     means: Annotated[list[float], list_of(FINITE, "column")] | None = None
     deviations: Annotated[list[float], list_of(POSITIVE, "column")] | None = None
@@ -70,15 +68,7 @@ class NormaliserConfig:
 
 @section("statistics.")
 class StatisticsConfig:
-    """The questions about clients' data, by `discreet statistics` and with `data.normalise=private`.
-
-    Attributes:
-      of: by `discreet statistics`.
-      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it.
-      low, high: the public range of all inputs as a model reads them; None for that of the data set.
-      most_examples: a client with more examples counts as one with so many.
-      only: ask and end, without a round: what `discreet statistics` does, over Flower.
-    """
+    """The questions about clients' data, by `discreet statistics` and with `data.normalise=private`."""
 
     of: Annotated[list[str], different(*STATISTICS)] = field(default_factory=lambda: ["moments", "targets"])
     noise_multiplier: Positive = 10.0
@@ -101,19 +91,7 @@ class StatisticsConfig:
 
 @section("evaluation.")
 class EvaluationConfig:
-    """Ratings of the model.
-
-    Attributes:
-      kind: public: on the server's public test set. private: by clients, on a part of their own data that they never
-        train on; what they answer is noised, and paid for. none: not at all.
-      every: private: the model is rated after so many rounds, again and again, and after the last one.
-      cohort: own: each model is rated by a cohort drawn for it. same: by the next round's, before it trains.
-      share: of each client's examples that it holds out, by a public rule (`discreet.data.partition`).
-      metrics: what clients are asked.
-      noise_multiplier: of the noise on the sum of all answers, over what one client can add to it; at example level of
-        each client's noise on its own answer, over what one of its examples can add to it; with local privacy of that
-        noise over how far other data of the client can move the answer.
-    """
+    """Ratings of the model: on the server's public test set, by clients on held-out data of their own, or none."""
 
     kind: Annotated[str, one_of("public", "private", "none")] = "public"
     every: Count = 10

@@ -65,11 +65,7 @@ def _say_own(*experiments: str) -> None:
 
 
 def app_folder(package: Path = PACKAGE) -> Path:
-    """The app that a command starts: see this module.
-
-    Raises:
-      ConfigError: the current folder is no project, and the package lies in no checkout.
-    """
+    """The app that a command starts. Raises ConfigError: here is no project, and the package lies in no checkout."""
     here = Path.cwd()
     if is_project(here):
         return here

@@ -67,13 +67,7 @@ def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) 
 
 @section("privacy.secure.")
 class SecureConfig:
-    """The losses and the collusion that a masked sum over n nodes bears, n being `sampling.population_size`.
-
-    Attributes:
-      dropouts: d, how many nodes may be lost in a round; with more the round is abandoned before anything is opened.
-      colluding: c, how many nodes may tell the server all they know, beside what the server sees itself.
-      threshold: t, of how many nodes the shares open a sum; None for the least that is safe, floor((n + c) / 2) + 1.
-    """
+    """The losses d and the collusion c that a masked sum over n nodes bears, and the t nodes whose shares open it."""
 
     dropouts: CountOrZero = 1
     colluding: CountOrZero = 1
@@ -105,12 +99,7 @@ class SecureConfig:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The lengths of a masked vector's parts: its grid depends on them, and so do the last digits of its price.
-
-    Attributes:
-      num_params: how many parameters are trained.
-      answers: how many numbers answer the query that rates a model.
-    """
+    """The numbers of trained parameters and of answers in a masked vector: its grid and its price depend on them."""
 
     num_params: int
     answers: int = 1
@@ -121,8 +110,7 @@ PLANNED = Sizes(2**14)  # of what is planned before the model is known: its cost
 
 @section("privacy.example.")
 class ExamplePrivacyConfig:
-    """Example-level privacy, for one example of a client: DP-SGD inside each client, or with `aggregation=secure` one
-    step a round over all examples of all clients, who share its noise."""
+    """Example-level privacy: DP-SGD inside each client, or one step a round over all examples of all clients."""
 
     enabled: bool = False
     aggregation: Aggregation = PLAIN
@@ -199,13 +187,7 @@ class ClipConfig:
 
 @section("privacy.user.correlation.")
 class CorrelationConfig:
-    """The correlation of the server's noise over rounds in which clients take turns.
-
-    Attributes:
-      kind: `none`: independent; `bsr`, `bisr`: the banded square root and the banded inverse square root of the matrix
-        of running sums; `sqrt`: the whole square root (`discreet.accounting.correlation`).
-      bandwidth: of the bands; None for that of the least error over the planned rounds.
-    """
+    """The correlation of the server's noise over rounds (`discreet.accounting.correlation`)."""
 
     kind: Annotated[str, one_of(*CORRELATIONS)] = NONE
     bandwidth: Count | None = None
@@ -222,9 +204,7 @@ class CorrelationConfig:
 
 @section("privacy.user.")
 class UserPrivacyConfig:
-    """User-level privacy, for all data of one client: noise at the server, or with `aggregation=secure` by the clients
-    on masked updates, of which the server reads the sum alone. `mechanism`: one of your own, as `package.module:Class`.
-    """
+    """User-level privacy, for all data of one client: by noise at the server, or by the clients on masked updates."""
 
     enabled: bool = True
     aggregation: Aggregation = PLAIN

@@ -96,12 +96,8 @@ def require_extra(*modules: str, extra: str, why: str) -> None:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
-    """A decorator that makes a class a frozen pydantic dataclass, whose mistakes are a ConfigError.
-
-    Args:
-      prefix: begins the keys of its settings, for instance "privacy.user.".
-      elsewhere: the keys of those fields that have another one, for instance `sampling="sampling.kind"`.
-    """
+    """A decorator that makes a class a frozen pydantic dataclass, whose mistakes are a ConfigError. `prefix` begins the
+    keys of its settings, such as "privacy.user."; `elsewhere` has those of fields with another one."""
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, coerce_numbers_to_str=True)
 
     def made(kind: type[T]) -> type[T]:
@@ -121,11 +117,8 @@ def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
 
 
 def read_json(kind: type[T], text: str | bytes) -> T:
-    """A section, with its sections, of JSON text.
-
-    Raises:
-      ConfigError: one line that names the setting that is unknown, of the wrong type, or out of range.
-    """
+    """A section, with its sections, of JSON text. Raises ConfigError: one line that names the setting that is unknown,
+    of the wrong type, or out of range."""
     try:
         return cast(T, _adapter(kind).validate_json(text))
     except ValidationError as error:

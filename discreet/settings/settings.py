@@ -11,7 +11,6 @@ from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import PLAIN, PrivacyConfig
 from discreet.settings.rules import (
-    ConfigError,
     Count,
     CountOrZero,
     LearningRate,
@@ -33,9 +32,7 @@ from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, 
 
 @section("sampling.")
 class SamplingConfig:
-    """The draw of a round's cohort. `population_size` is a public constant; by default `data.num_clients`, and never
-    less: delta is held below one in all clients that exist. `population_name` says whose account a run charges.
-    `groups`: of cyclic cohorts, one of which is asked in each round: client c is in group c modulo `groups`."""
+    """The draw of a round's cohort."""
 
     kind: Sampling = "poisson"
     probability: Probability = 0.3
@@ -47,10 +44,7 @@ class SamplingConfig:
 
 @section("server.")
 class ServerConfig:
-    """The server's optimizer, and how long it waits for a round's replies (seconds).
-
-    None leaves a number to `discreet.server.server_optimizer`.
-    """
+    """The server's optimizer, whose numbers None leaves to it, and the seconds that it waits for a round's replies."""
 
     optimizer: Annotated[str, one_of("sgd", "adam", "yogi")] = "sgd"
     learning_rate: LearningRate | None = None
@@ -71,11 +65,7 @@ class ServerConfig:
 
 @section("operations.")
 class OperationsConfig:
-    """The watching of a running server, and the files at the end of a run. Nothing here decides privacy.
-
-    Attributes:
-      predictions: write predictions.csv and indicators.json of the public test set when a run ends.
-    """
+    """The watching of a running server, and the files at the end of a run. Nothing here decides privacy."""
 
     log_format: Annotated[str, one_of(*LOG_FORMATS)] = "text"
     predictions: bool = False
@@ -83,13 +73,7 @@ class OperationsConfig:
 
 @section("ray.")
 class RayConfig:
-    """The Ray cluster on which `engine=ray` trains clients. It decides neither privacy nor what a seed gives.
-
-    Attributes:
-      address: `host:port` of a cluster's head, or `auto` for the cluster that this machine is part of; None starts one
-        here, which ends with the run.
-      num_gpus: the share of a GPU that a chunk of clients asks for, 1 at most; 0 trains it on a CPU.
-    """
+    """The Ray cluster that trains clients, with `engine=ray`. It decides neither privacy nor what a seed gives."""
 
     address: Annotated[str, Rule("auto or host:port of a cluster's head", bool)] | None = None
     num_gpus: Annotated[float, within(0, 1)] = 0.0
@@ -140,12 +124,9 @@ class Settings:
 
 
 def _check_cohort(config: Settings) -> None:
-    if config.population_size < config.data.num_clients:
-        raise ConfigError(
-            f"sampling.population_size must be at least data.num_clients = {config.data.num_clients}, the clients that "
-            f"there are (got {config.population_size}): leave it out, or set data.num_clients"
-        )
-    groups, most = config.sampling.groups, config.population_size
+    groups, most, there = config.sampling.groups, config.population_size, config.data.num_clients
+    rule = f"at least data.num_clients = {there}, the clients that there are, or left out"
+    require(there <= most, "sampling.population_size", rule, most)
     if config.sampling.kind == "cyclic":
         rule = f"given with sampling.kind=cyclic, within [1, {most}]"
         require(groups is not None and groups <= most, "sampling.groups", rule, groups)
@@ -165,29 +146,22 @@ def _check_account(config: Settings) -> None:
     require(user.aggregation == PLAIN, "privacy.user.account", rule, user.account)
     name = config.sampling.population_name
     require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
-    if config.seed is not None:
-        raise ConfigError(
-            f"seed must be null with privacy.user.account (got {config.seed}): noise that can be drawn again protects "
-            "nobody, and the account would say that it does"
-        )
+    rule = "null with privacy.user.account: noise that can be drawn again protects nobody"
+    require(config.seed is None, "seed", rule, config.seed)
 
 
 def client_settings(config: Settings) -> ClientSettings:
     """The settings that clients are told, checked: without the folders, hosts and ports of the server."""
     privacy = config.privacy
+    of_user = ("enabled", "noise_multiplier", "max_epsilon", "aggregation", "mechanism", "correlation")
     user = UserTerms(
-        enabled=privacy.user.enabled,
-        noise_multiplier=privacy.user.noise_multiplier,
-        max_epsilon=privacy.user.max_epsilon,
         sampling=config.sampling.kind,
         probability=config.sampling_probability,
         population_size=config.population_size,
         groups=config.sampling.groups or 1,
-        aggregation=privacy.user.aggregation,
         adaptive=privacy.user.clip.kind == "adaptive",
         count_stddev=privacy.user.clip.count_stddev,
-        mechanism=privacy.user.mechanism,
-        correlation=privacy.user.correlation,
+        **{name: getattr(privacy.user, name) for name in of_user},
     )
     # A node has the weights of a transformer in a folder of its own.
     model = replace(config.model, name=HF) if config.model.name.startswith(HF) else config.model

@@ -27,12 +27,8 @@ LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "h
 
 @section("model.lora.")
 class LoraConfig:
-    """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it is, and is public.
-
-    Attributes:
-      rank, alpha: of the matrices, which count alpha / rank.
-      targets: a regular expression that the full names of the layers that get them match; None for peft's choice.
-    """
+    """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it is, and is
+    public."""
 
     kind: Annotated[str, one_of("none", "lora", "ffa")] = "none"
     rank: Count = 8
@@ -42,8 +38,7 @@ class LoraConfig:
 
 @section("model.")
 class ModelConfig:
-    """The model that is trained. `freeze`: patterns of the names of parameters that stay as they are, as fnmatch has
-    them."""
+    """The model that is trained, and patterns of the names of its frozen parameters."""
 
     name: Text = "mlp"
     freeze: list[Text] = field(default_factory=list)
@@ -72,13 +67,7 @@ class TrainingConfig:
 
 @section("task.")
 class TaskConfig:
-    """The loss. What is predicted, classes, labels or numbers, is the data's to say.
-
-    Attributes:
-      loss: one that fits what is predicted; None for the usual one.
-      class_weights: what multiplies the cross entropy of an example of each class: public constants.
-      huber_delta: the error up to which Huber's loss is quadratic, where numbers are learned as -1..1.
-    """
+    """The loss. What is predicted, classes, labels or numbers, is the data's to say."""
 
     loss: Annotated[str, LOSS] | None = None
     class_weights: Annotated[list[float], list_of(POSITIVE, "class")] | None = None

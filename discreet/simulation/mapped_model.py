@@ -19,8 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from discreet.models.dropout import dropout_layers
-from discreet.models.models import to_train, trainable
+from discreet.models.models import dropout_layers, to_train, trainable
 from discreet.per_example.layouts import FEWEST
 from discreet.per_example.objective import LOSS_SCALE, Loss
 from discreet.per_example.recurrent import LSTMLayer

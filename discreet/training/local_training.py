@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from discreet.accounting.events import poisson_round_event
 from discreet.data.examples import Examples
-from discreet.models.dropout import masks_from
-from discreet.models.models import flatten_parameters, load_parameters, to_train, trainable
+from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train, trainable
 from discreet.per_example.objective import Loss
 from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from discreet.privacy.mechanisms import Gaussian

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
-from discreet.server.prices import (
-    Price,
-    masked_sum,
-    sampled_prices,
-    secure_prices,
-    turn_prices,
-)
+from discreet.server.prices import Price, masked_sum, sampled_prices, secure_prices, turn_prices
 from discreet.settings.privacy import SecureConfig
 from tests.command import calibrate as main
 
@@ -47,16 +41,13 @@ def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(
         ("user --rounds 5 --noise 1", "needs --population and --cohort"),
         ("local --rounds 5", "give two of"),
         ("local --rounds 5 --epsilon inf", "--epsilon must be"),
-        *(
-            (f"{words} --aggregation secure --rounds 5 --noise 1", message)
-            for words, message in (
-                ("local --clients 10", "--aggregation secure is for"),
-                ("user", "--aggregation secure is for"),
-                ("example --clients 10", "--aggregation secure is for"),
-                ("user --clients 3", "privacy.secure.threshold must be within"),
-                ("user --clients 10 --parameters 0", "num_params must be in"),
-            )
+        (
+            "example --aggregation secure --clients 10 --rounds 5 --noise 1",
+            "secure is for user, or for example with --examples",
         ),
+        ("user --aggregation secure --clients 3 --rounds 5 --noise 1", "privacy.secure.threshold must be within"),
+        ("example --sampling cyclic --groups 3 --rounds 3 --epsilon 1", "cyclic is for user"),
+        ("user --sampling cyclic --rounds 3 --epsilon 1", "belong together"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,23 +87,15 @@ def test_turns_have_the_price_of_one_gaussian_and_less_noise_on_the_running_sum(
     assert found[-1] == pytest.approx(noise * 2 * math.sqrt(101 / 2), rel=1e-3)  # independent noise, four turns
     assert found[0] / found[-1] <= 0.35
     assert "cyclic, bsr, bandwidth 28" in printed
-
-
-def test_turns_stand_beside_the_other_ways_of_sampling(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--population", "3383", "--cohort", "120", "--rounds", "100", "--noise", "1.2"]
     assert main(["user", "--sampling", "cyclic", "--groups", "28", *words]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("cyclic, bisr", "cyclic, independent", "poisson", "everyone", "1.7075"))
 
 
-@pytest.mark.parametrize("price", turn_prices(5, adjacency="add or remove one"), ids=lambda price: price.sampling)
-def test_noise_epsilon_and_rounds_of_turns_answer_each_other(price: Price) -> None:
+def test_noise_epsilon_and_rounds_of_turns_answer_each_other() -> None:
+    price: Price = turn_prices(5, adjacency="add or remove one")[0]
     noise = price.noise(epsilon=8.0, rounds=50, delta=1e-5)
     assert price.epsilon(noise, 50, 1e-5) == pytest.approx(8.0, rel=1e-3)
     assert price.rounds(noise, 8.0, 1e-5) >= 50
     assert price.epsilon(noise, price.rounds(noise, 8.0, 1e-5) + 1, 1e-5) > 8.0
-
-
-@pytest.mark.parametrize("words", [["user"], ["example", "--groups", "3"]], ids=" ".join)
-def test_turns_need_groups_and_the_user_level(words: list[str]) -> None:
-    assert main([*words, "--sampling", "cyclic", "--rounds", "3", "--epsilon", "1"]) != 0

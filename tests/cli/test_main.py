@@ -19,24 +19,21 @@ def test_every_verb_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -
     assert all(f"{verb} {line}" in shown for verb, line in VERBS.items())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["simulated"], "No such command 'simulated'. Did you mean 'simulate'?"),
-        (["ledger", "shwo", "run"], "Invalid value for 'ACTION:"),
-        (["status"], "Missing argument 'RUN'."),
-        (["status", "run", "--jsno"], "No such option '--jsno'. Did you mean '--json'?"),
-        (["audit", "--canaries", "many"], "Invalid value for '--canaries': 'many' is not a valid integer range."),
-        (["run", "--rounds", "5"], "No such option '--rounds'. A setting has no dashes: write NAME=VALUE"),
-    ],
-)
-def test_words_that_are_wrong_are_refused_in_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    refused = capsys.readouterr().err
-    assert refused.startswith(f"discreet: {said}")
-    assert refused.count("\n") == 1
+WRONG = {
+    "simulated": "No such command 'simulated'. Did you mean 'simulate'?",
+    "ledger shwo run": "Invalid value for 'ACTION:",
+    "status": "Missing argument 'RUN'.",
+    "status run --jsno": "No such option '--jsno'. Did you mean '--json'?",
+    "run --rounds 5": "No such option '--rounds'. A setting has no dashes: write NAME=VALUE",
+}
+
+
+def test_words_that_are_wrong_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in WRONG.items():
+        assert main(words.split()) == 2
+        refused = capsys.readouterr().err
+        assert refused.startswith(f"discreet: {said}")
+        assert refused.count("\n") == 1
 
 
 HEAVY = {"torch", "flwr", "sklearn", "dp_accounting", "scipy", "numpy"}
@@ -49,9 +46,7 @@ HEAVY = {"torch", "flwr", "sklearn", "dp_accounting", "scipy", "numpy"}
         ("status no/such/run", {*HEAVY, "hydra"}),
         ("simulate training.learnig_rate=1", HEAVY),
         ("simulate --multirun rounds=0,2", HEAVY),
-        ("run rounds=0", HEAVY),
         ("tune rouns=1,2", HEAVY),
-        ("audit sed=3", HEAVY),
         ("calibrate user --population 100 --cohort 10 --rounds 1 --noise 1", {"torch", "flwr", "sklearn"}),
     ],
 )

@@ -10,12 +10,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from discreet.data.datasets import load_task
-from discreet.evaluation.predictions import (
-    load_model,
-    predict,
-    read_inputs,
-    write_predictions,
-)
+from discreet.evaluation.predictions import load_model, predict, read_inputs, write_predictions
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.command import predict as main
@@ -24,15 +19,13 @@ RAW, LABELS = load_breast_cancer(return_X_y=True)
 NAMES = [str(name) for name in load_breast_cancer().feature_names]
 
 
-def train(folder: Path, *overrides: str) -> Path:
-    words = ["rounds=2", "seed=3187", "privacy.user.enabled=false", "privacy.user.target_epsilon=null", *overrides]
-    simulate(load_config([*words, f"output_dir={folder}", "model.name=logistic_regression"]))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("run") / "run", "data.name=breast_cancer", "data.num_clients=4")
+    folder = tmp_path_factory.mktemp("run") / "run"
+    words = ["rounds=2", "seed=3187", "privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
+    words += ["data.name=breast_cancer", "data.num_clients=4", "model.name=logistic_regression"]
+    simulate(load_config([*words, f"output_dir={folder}"]))
+    return folder
 
 
 def write_csv(path: Path, header: list[str], rows: list[list[object]]) -> Path:

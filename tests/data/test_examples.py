@@ -1,15 +1,10 @@
-"""Examples and Task check themselves."""
+"""Features by public ranges."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
-from discreet.data.examples import Examples, to_unit_box
-
-
-def table(n: int, num_classes: int = 2) -> Examples:
-    return Examples(torch.zeros(n, 3), torch.arange(n) % num_classes)
+from discreet.data.examples import to_unit_box
 
 
 def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
+from discreet.data.examples import Task
 from discreet.data.folder import load_folder
 from discreet.data.targets import FolderError
 from tests.tiny_transformers import write_bert, write_gpt2, write_texts
@@ -18,6 +19,11 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bert(tmp_path_factory.mktemp("bert"))
 
 
+def contents(task: Task) -> list[torch.Tensor]:
+    assert task.owners is not None
+    return [task.train.inputs, task.train.targets, task.owners]
+
+
 def test_csv_parquet_and_json_lines_give_the_same_tokens_targets_and_owners(bert: Path, tmp_path: Path) -> None:
     folder = write_texts(tmp_path, bert)
     as_csv, text = load_folder(str(folder)), (folder / "data.toml").read_text()
@@ -25,16 +31,11 @@ def test_csv_parquet_and_json_lines_give_the_same_tokens_targets_and_owners(bert
     parquet.write_table(table, folder / "train.parquet")
     (folder / "train.jsonl").write_text(table.to_pandas().to_json(orient="records", lines=True))
     for kind in ("parquet", "jsonl"):
-        named = (
-            text.replace('"csv"', f'"{kind}"').replace("train.csv", f"train.{kind}").replace('test = "test.csv"', "")
-        )
-        (folder / "data.toml").write_text(named)
+        named = text.replace('"csv"', f'"{kind}"').replace("train.csv", f"train.{kind}")
+        (folder / "data.toml").write_text(named.replace('test = "test.csv"', ""))
         found = load_folder(str(folder))
-        assert torch.equal(found.train.inputs, as_csv.train.inputs)
-        assert torch.equal(found.train.targets, as_csv.train.targets)
-        assert found.owners is not None
-        assert as_csv.owners is not None
-        assert torch.equal(found.owners, as_csv.owners)
+        for one, other in zip(contents(found), contents(as_csv), strict=True):
+            assert torch.equal(one, other)
     assert (as_csv.shape.input_shape, as_csv.shape.num_tokens, as_csv.shape.num_classes) == ((8,), 17, 3)
 
 
@@ -61,24 +62,22 @@ def test_the_end_of_a_text_is_a_target_and_what_follows_it_is_none(tmp_path: Pat
     assert train.targets.tolist() == [[14, 15, 4, 3, -100, -100, -100]]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("max_tokens = 8", ""), "text and max_tokens must be given together"),
-        (("max_tokens = 8", "max_tokens = 8\ntokens = 9"), "text is a column, and the only input"),
-        (('model = "hf:', 'model = "'), 'text needs model = "hf:FOLDER", whose tokenizer reads it'),
-        (('text = "text"', 'text = "words"'), "has no column words"),
-    ],
-)
-def test_a_description_that_does_not_fit_texts_is_refused(
-    change: tuple[str, str], said: str, bert: Path, tmp_path: Path
-) -> None:
+WRONG = [
+    ("max_tokens = 8", "", "text and max_tokens must be given together"),
+    ("max_tokens = 8", "max_tokens = 8\ntokens = 9", "text is a column, and the only input"),
+    ('model = "hf:', 'model = "', 'text needs model = "hf:FOLDER", whose tokenizer reads it'),
+    ('text = "text"', 'text = "words"', "has no column words"),
+]
+
+
+def test_a_description_that_does_not_fit_texts_is_refused(bert: Path, tmp_path: Path) -> None:
     folder = write_texts(tmp_path, bert)
     text = (folder / "data.toml").read_text()
-    assert change[0] in text
-    (folder / "data.toml").write_text(text.replace(*change))
-    with pytest.raises(FolderError, match=said):
-        load_folder(str(folder))
+    for right, wrong, said in WRONG:
+        assert right in text
+        (folder / "data.toml").write_text(text.replace(right, wrong))
+        with pytest.raises(FolderError, match=said):
+            load_folder(str(folder))
 
 
 def test_a_row_that_is_no_text_is_named_by_its_place_alone(bert: Path, tmp_path: Path) -> None:

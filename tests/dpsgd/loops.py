@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from discreet.dpsgd.dpsgd import DPSGD
-from discreet.dpsgd.step_account import LoopPrivacy
+from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.privacy.randomness import seeded_source
 from discreet.training.local_training import step_batch, step_noise
 from tests.node.clients import clipped, examples, gradients, linear, params_of

@@ -107,24 +107,16 @@ def test_sorting_padding_and_noise_for_each_example_are_served_and_draw_nothing_
     assert run(loop).steps_taken == len(loop)
 
 
-def _in_place(inputs: Tensor, targets: Tensor) -> None:
-    inputs -= inputs.mean(0)
+CHANGES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "in place": lambda inputs, targets: inputs.sub_(inputs.mean(0)),
+    "by data": lambda inputs, targets: inputs.data.sub_(inputs.mean(0)),
+    "by numpy": lambda inputs, targets: targets.numpy().fill(0),
+    "by set": lambda inputs, targets: setattr(inputs, "data", inputs[:2].clone()),
+}
 
 
-def _by_data(inputs: Tensor, targets: Tensor) -> None:
-    inputs.data.sub_(inputs.mean(0))
-
-
-def _by_numpy(inputs: Tensor, targets: Tensor) -> None:
-    targets.numpy()[:] = 0
-
-
-def _by_set(inputs: Tensor, targets: Tensor) -> None:
-    inputs.data = inputs[:2].clone()
-
-
-@pytest.mark.parametrize("change", [_in_place, _by_data, _by_numpy, _by_set])
-def test_a_batch_that_was_written_to_without_a_trace_is_refused(change: Callable[[Tensor, Tensor], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_batch_that_was_written_to_without_a_trace_is_refused(change: Callable[[Tensor, Tensor], object]) -> None:
     loop = private(linear())
     inputs, targets = next(iter(loop))
     change(inputs, targets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -81,8 +80,6 @@ def test_data_without_numbers_without_batches_or_of_a_part_of_the_data_set_are_r
     for said, loader in refused.items():
         with pytest.raises(ValueError, match=said):
             private(linear(), dataset=loader)
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, not None"):
-        private(linear(), batch_size=None)
 
 
 def test_what_workers_have_read_ahead_is_neither_charged_nor_lost() -> None:
@@ -192,9 +189,3 @@ def test_no_worker_outlives_the_loop() -> None:
     loop = private(linear(), dataset=DataLoader(Pairs(), BATCH, num_workers=1), epochs=1)
     run(loop)
     assert processes.active_children() == []
-
-
-def test_the_log_is_silent_about_a_data_set(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        private(linear(), dataset=TENSORS, seed=None)
-    assert caplog.text == ""

@@ -164,31 +164,3 @@ def test_an_example_that_contributes_nothing_instead_moves_each_noised_sum_withi
         found = replayed(how, one, other)
         assert found.faults == ()
         assert max(found.shares) > 0.1
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"noise_multiplier": [1.0] * 7}, "noise_multiplier must have a value for each of the 8 steps, not 7"),
-    ({"clip_norm": [1.0] * 9}, "clip_norm must have a value for each of the 8 steps, not 9"),
-    ({"clip_norm": [1.0] * 7 + [0.0]}, "clip_norm must be within"),
-    ({"noise_multiplier": lambda step: step - 7.0}, "noise_multiplier must be finite and at least 0"),
-    ({"clip_norm": AdaptiveClipping(0.0)}, "clip_norm must be within"),
-    ({"clip_norm": AdaptiveClipping(1.0, maximum=0.5)}, "clipping.maximum must be within"),
-    ({"clip_norm": AdaptiveClipping(1.0, count_stddev=0.3)}, "count_stddev must be > noise_multiplier / 2"),
-    ({"clip_norm": AdaptiveClipping()}, "would hide a norm from search"),
-    ({"steps": 8, "epochs": 2}, "give epochs or steps, one of them"),
-    ({"steps": 0}, "steps must be a whole number"),
-    ({"max_physical_batch": 0}, "max_physical_batch must be a whole number"),
-]
-
-
-def test_schedules_that_cannot_be_served_are_refused_by_their_names() -> None:
-    for words, said in REFUSED:
-        with pytest.raises(ValueError, match=said):
-            private(linear(), **words)
-
-
-def test_steps_stand_beside_epochs_and_end_no_epoch() -> None:
-    loop = run(private(linear(), steps=5))
-    assert (len(loop), loop.steps_taken) == (5, 5)
-    with pytest.raises(ValueError, match="was made with steps"):
-        loop.epoch()

@@ -96,6 +96,18 @@ def replied(message: Message, arrays: ArrayRecord, examples: int) -> Message:
     )
 
 
+def descend(model: Model, x: Tensor, y: Tensor, config: ConfigRecord) -> None:
+    """Five steps of Adam, with a proximal term if it is asked for."""
+    learned = [each for each in model.parameters() if each.requires_grad]
+    before, optimizer = [each.detach().clone() for each in learned], torch.optim.Adam(learned, lr=float(config["lr"]))  # type: ignore[arg-type]
+    for _ in range(5):
+        optimizer.zero_grad()
+        far = sum(((now - then) ** 2).sum() for now, then in zip(learned, before, strict=True))
+        loss = nn.functional.cross_entropy(logits_of(model, x), y)
+        (loss + config.get("proximal-mu", 0.0) / 2 * far).backward()  # type: ignore[operator]
+        optimizer.step()
+
+
 def torch_app(
     build: Callable[[], Model],
     data: Data,
@@ -105,7 +117,7 @@ def torch_app(
     keeps: str = "",
     **facts: Any,
 ) -> App:
-    """A loop of PyTorch, with a proximal term if it is asked for.
+    """A loop of PyTorch.
 
     Args:
       test: what the server evaluates on; None: it does not.
@@ -124,14 +136,7 @@ def torch_app(
         model, (x, y) = loaded(message.content["arrays"]).train(), of_node(data, context)[0]
         if keeps in context.state:
             model.get_submodule(keeps).load_state_dict(context.state[keeps].to_torch_state_dict())
-        config, learned = message.content["config"], [each for each in model.parameters() if each.requires_grad]
-        before, optimizer = [each.detach().clone() for each in learned], torch.optim.Adam(learned, lr=config["lr"])
-        for _ in range(5):
-            optimizer.zero_grad()
-            far = sum(((now - then) ** 2).sum() for now, then in zip(learned, before, strict=True))
-            loss = nn.functional.cross_entropy(logits_of(model, x), y)
-            (loss + config.get("proximal-mu", 0.0) / 2 * far).backward()
-            optimizer.step()
+        descend(model, x, y, message.content["config"])
         if keeps:
             context.state[keeps] = ArrayRecord(model.get_submodule(keeps).state_dict())
         return replied(message, ArrayRecord(model.get_submodule(travels).state_dict()), len(y))

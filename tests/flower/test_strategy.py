@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
 import discreet
@@ -67,23 +67,6 @@ def test_a_bit_says_whether_the_difference_was_within_the_clip_norm(tmp_path: Pa
     mechanism = noised(**EXACT, clipping=AdaptiveClipping(0.5, count_stddev=1e-6))
     run(tmp_path / "run", grid, sampling="everyone", population_size=4, **mechanism)
     assert RunFolder(tmp_path / "run").read_metrics()[0]["fraction_below"] == pytest.approx(0.25, abs=1e-4)
-
-
-def test_the_config_may_be_a_function_of_the_round(tmp_path: Path) -> None:
-    grid = Nodes()
-    made = strategy(tmp_path / "run", sampling="everyone")
-    made.start(grid, arrays(), num_rounds=2, timeout=2.0, train_config=lambda number: ConfigRecord({"lr": 1 / number}))
-    sent = [dict(message.content["config"]) for message in grid.sent.values()]  # type: ignore[call-overload]
-    assert sent == [{"lr": 1.0, "server-round": 1}] * NODES + [{"lr": 0.5, "server-round": 2}] * NODES
-
-
-def test_on_round_gets_the_row_of_each_round(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-    run(tmp_path / "run", num_rounds=3, on_round=rows.append)
-    written = RunFolder(tmp_path / "run").read_metrics()
-    assert [[row[name] for name in ("round", "replies", "clip_norm")] for row in rows] == [
-        [row["round"], row["replies"], pytest.approx(row["clip_norm"])] for row in written
-    ]
 
 
 def test_an_on_round_that_fails_ends_the_run_and_costs_no_round(tmp_path: Path) -> None:
@@ -195,20 +178,14 @@ def test_the_run_folder_is_one_that_status_report_and_ledger_accept(
     assert all(np.array_equal(saved[name], values) for name, values in values_of(result).items())
 
 
-def test_the_privacy_statement_is_about_a_node_and_says_what_is_not_covered(tmp_path: Path) -> None:
+def test_the_privacy_statement_is_about_a_node_and_other_commands_say_that_it_is_another_apps(tmp_path: Path) -> None:
     run(tmp_path / "run")
     user, *others = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"]
-    assert user["unit"] == "everything that one node holds"
-    assert user["adjacency"] == "add or remove one node"
-    assert user["trusted"] == "the server"
-    assert any("train_config" in part for part in user["not_covered"])
-    assert any("evaluate_fn" in part for part in user["not_covered"])
-    assert not any("keep state" in part for part in user["not_covered"])
+    said = [user[name] for name in ("unit", "adjacency", "trusted")]
+    assert said == ["everything that one node holds", "add or remove one node", "the server"]
+    held = [any(word in part for part in user["not_covered"]) for word in ("train_config", "evaluate_fn", "keep state")]
+    assert held == [True, True, False]
     assert [other["epsilon"] for other in others] == [{"pld": "inf"}, {"pld": "inf"}]
-
-
-def test_other_commands_say_that_it_is_another_apps_run(tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=1)
     with pytest.raises(
         ConfigError, match="it holds the arrays of another Flower app, whose own code predicts with them"
     ):

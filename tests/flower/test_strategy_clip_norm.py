@@ -54,7 +54,6 @@ def test_a_run_whose_updates_are_nearly_all_cut_says_so_once_with_what_to_change
     ("found", "rating", "unseen"),
     [
         (None, None, True),
-        ({"loss": 1.0}, None, False),
         ({"test_acc": 0.5}, None, False),
         ({"f1": 0.5}, None, True),
         (None, PrivateEvaluation(every=1), False),

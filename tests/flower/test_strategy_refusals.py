@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.protocol.messages import MalformedMessage
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import (
     NODES,
     SETTINGS,
-    START,
     Nodes,
     arrays,
     changed_by,
@@ -76,10 +76,6 @@ def test_the_short_forms_are_a_mechanism(tmp_path: Path) -> None:
     assert short == strategy(tmp_path / "run", **long).config
 
 
-def test_a_floor_that_changes_no_sampling_is_taken(tmp_path: Path) -> None:
-    strategy(tmp_path / "run", min_train_nodes=2, min_available_nodes=4, fraction_train=1.0)
-
-
 def small(**given: np.ndarray) -> ArrayRecord:
     return ArrayRecord({name: Array(values) for name, values in given.items()})
 
@@ -121,21 +117,10 @@ def test_a_pattern_that_fits_no_array_is_an_error() -> None:
         layout_of(arrays(), frozen=("backbone.*",))
 
 
-def test_frozen_arrays_are_no_part_of_the_vector() -> None:
-    layout = layout_of(arrays(), frozen=("weight",))
-    assert layout.num_params == START["bias"].size
-    assert set(layout.kept) == {"weight", "steps"}
-
-
 def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"these settings will not learn: .*take num_rounds=\d+, .*too_noisy=warn"):
         run(tmp_path / "run", num_rounds=40, **noised(noise_multiplier=60.0))
     assert not (tmp_path / "run").exists()
-
-
-def test_too_many_nodes_are_an_error_at_once_in_a_simulation(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match="6 nodes are connected, and population_size=5 clients are declared"):
-        run(tmp_path / "run", population_size=5)
 
 
 def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept(tmp_path: Path) -> None:
@@ -156,14 +141,13 @@ def test_a_part_of_a_round_is_not_done_alone(tmp_path: Path) -> None:
             part(1, [])
 
 
-def test_a_subclass_that_overrides_a_part_of_a_round_is_refused_by_name_when_it_is_made(tmp_path: Path) -> None:
+def test_a_part_of_a_round_that_was_replaced_in_a_subclass_or_on_the_object_is_refused_by_its_name(
+    tmp_path: Path,
+) -> None:
     mine = type("Mine", (DPFedAvg,), {"configure_train": lambda *_: []})
     with pytest.raises(ConfigError, match=r"configure_train must be DPFedAvg's own.* \(got that of Mine\)"):
         mine(**SETTINGS, output_dir=str(tmp_path / "run"))
-
-
-def test_a_part_that_is_replaced_on_the_object_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
-    grid, made = Nodes(), strategy(tmp_path / "run")
+    grid, made = Nodes(), strategy(tmp_path / "run", min_train_nodes=2, min_available_nodes=4)
     made.aggregate_train = lambda *_: (None, None)  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="aggregate_train must be DPFedAvg's own"):
         made.start(grid, arrays(), num_rounds=1, timeout=2.0)
@@ -183,6 +167,19 @@ def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_pat
         run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}
     assert not (tmp_path / "run").exists()
+
+
+def two(names: Sequence[str]) -> ArrayRecord:
+    return small(**{name: np.full(1, number, np.float32) for number, name in enumerate(names)})
+
+
+@pytest.mark.parametrize("names", [("0",), ("0", "2"), ("0", "1", "2"), ("1", "bias")])
+def test_arrays_of_a_numpy_client_are_taken_in_their_order_and_otherwise_malformed(names: tuple[str, ...]) -> None:
+    layout = layout_of(two(["weight", "bias"]))
+    assert layout.vector(two(["0", "1"])).tolist() == [0, 1]
+    assert layout_of(two(["1", "0"])).vector(two(["0", "1"])).tolist() == [1, 0]  # by name
+    with pytest.raises(MalformedMessage, match="arrays instead of 2; differing"):
+        layout.vector(two(names))
 
 
 @pytest.fixture

@@ -36,16 +36,13 @@ def test_what_is_not_learned_keeps_the_value_that_the_run_began_with(tmp_path: P
     assert np.array_equal(result["table"], table)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the disk is full")])
-def test_an_interrupted_run_says_so_and_how_it_goes_on(
-    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interrupted_run_says_so_and_how_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def evaluate(number: int, found: ArrayRecord) -> MetricRecord:
         if number == 2:
-            raise error
+            raise KeyboardInterrupt
         return MetricRecord({"loss": 1.0})
 
-    with pytest.raises(type(error)):
+    with pytest.raises(KeyboardInterrupt):
         strategy(tmp_path / "run").start(Nodes(), arrays(), num_rounds=3, timeout=2.0, evaluate_fn=evaluate)
     folder = RunFolder(tmp_path / "run")
     assert status_of(folder.path).state == "interrupted"
@@ -62,10 +59,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "a smaller fraction": ({"fraction_train": 0.5}, r"fraction_train=0\.5 can't change"),
     "a larger budget": (noised(max_epsilon=90.0), r"max_epsilon=90\.0 can't change"),
     "another clip norm": (noised(clipping=AdaptiveClipping(5.0)), r"clip_norm=5\.0 can't change"),
-    "other frozen arrays": (
-        {"frozen": "bias"},
-        r"initial_arrays must have the names, shapes, dtypes and frozen arrays",
-    ),
+    "other frozen arrays": ({"frozen": "bias"}, "initial_arrays must have the names, shapes, dtypes and frozen"),
 }
 
 

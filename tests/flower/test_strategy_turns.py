@@ -56,10 +56,7 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "words"), WRONG.items(), ids=WRONG)
-def test_what_does_not_go_with_turns_is_refused_in_the_words_of_the_arguments(
-    said: str, words: dict[str, Any], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        run(tmp_path / "run", **words)
-    assert str(refused.value).startswith(said)
+def test_what_does_not_go_with_turns_is_refused_in_the_words_of_the_arguments(tmp_path: Path) -> None:
+    for said, words in WRONG.items():
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            run(tmp_path / "run", **words)

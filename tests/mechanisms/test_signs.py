@@ -106,8 +106,8 @@ def test_calibrate_reports_it_beside_the_others(capsys: pytest.CaptureFixture[st
 
 def test_report_reads_its_run(tmp_path: Path) -> None:
     run(tmp_path / "run")
-    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")]) == 0
-    assert "signs of updates" in (tmp_path / "page.html").read_text()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert "signs of updates" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.models.dropout import masks_from
-from discreet.models.models import MODELS, flatten_parameters
+from discreet.models.models import MODELS, flatten_parameters, masks_from
 from discreet.node import nodes
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.server.run_folder import RunFolder

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.dpsgd.dpsgd import DPSGD
-from discreet.dpsgd.step_account import LoopPrivacy
+from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.per_example.layouts import MixesExamples
 from discreet.per_example.objective import as_tree, cross_entropy, objective_of
 from discreet.per_example.passes import one_pass

@@ -95,7 +95,7 @@ def test_several_columns_are_labels_or_numbers(tmp_path: Path) -> None:
 
 
 WRONG = (
-    ('target = "price"\n', "If the target is a number, it must give target_low and target_high"),
+    ('target = "price"\n', "or of a number target_low and target_high"),
     ('target = "price"\ntarget_low = 3\ntarget_high = 2\n', "target_high must be above target_low"),
     ('target = "price"\ntargets = ["rent"]\n', "target or targets must be given, and not both"),
     ('targets = ["large", "old"]\nnum_classes = 2\n', "go with neither targets nor a range"),
@@ -112,9 +112,7 @@ def test_what_is_wrong_with_targets_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_partition_by_classes_of_data_without_classes_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"data\.partition: dirichlet shares out by an example's class, and these data have none"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.partition: dirichlet goes by classes, and these data have none"):
         run(tmp_path / "run", "data.name=diabetes", "data.partition=dirichlet")
     assert not (tmp_path / "run").exists()
 
