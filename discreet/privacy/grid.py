@@ -31,7 +31,6 @@ from discreet.privacy.randomness import (
     LOW_63_BITS,
     RandomSource,
     box_muller,
-    check_count,
     laplace_values,
     signed,
 )
@@ -132,13 +131,10 @@ def laplace_grid_slack(num_params: int, scale_in_steps: float, *, bits: int = BI
 
 
 def _slack(num_params: int, scale_in_steps: float, *, cuts: float, bits: int) -> float:
-    if num_params < 0 or not 0 <= scale_in_steps < math.inf:
-        raise ValueError(f"num_params and noise must be finite and >= 0, not {num_params}, {scale_in_steps}")
     return 0.0 if scale_in_steps == 0 else min(1.0, num_params * 2 * cuts * 2.0**-bits)
 
 
 def _rounded(count: int, scale: float, source: RandomSource, *, first: _FirstLook, second: _SecondLook) -> Tensor:
-    check_count(count)
     if not 0 <= scale <= LARGEST_SCALE:
         raise ValueError(f"noise must be in [0, 2^32] steps, not {scale}")
     noise = torch.zeros(count, dtype=torch.int64)
