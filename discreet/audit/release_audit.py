@@ -27,7 +27,7 @@ from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
-from discreet.mechanisms.masked_gaussian import MaskedSum
+from discreet.mechanisms.masked_sums import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused

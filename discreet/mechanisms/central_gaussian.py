@@ -13,7 +13,6 @@ from discreet.mechanisms.mechanism import (
     Released,
     Round,
     ServerMechanism,
-    Slack,
     Statement,
     expected_cohort,
     shared_examples,
@@ -96,11 +95,10 @@ class CentralGaussian(ServerMechanism):
     def only_rdp(self) -> bool:
         return self.run.user.sampling == "fixed"
 
-    @property
-    def grid_slack(self) -> Slack | None:
+    def grid_slack(self, values: int, scale: float) -> float | None:
         from discreet.privacy.grid import grid_slack
 
-        return grid_slack if self.run.noise == "grid" else None
+        return grid_slack(values, scale) if self.exact else None
 
     @property
     def count_stddev(self) -> float | None:

@@ -21,7 +21,6 @@ from discreet.mechanisms.mechanism import (
     Released,
     Round,
     ServerMechanism,
-    Slack,
     Statement,
 )
 from discreet.settings.client_settings import ClientSettings
@@ -76,11 +75,12 @@ class CorrelatedNoise(ServerMechanism):
     def decided(self) -> Mapping[str, object]:
         return {"privacy.user.correlation.bandwidth": self.turns.bandwidth}
 
-    @property
-    def grid_slack(self) -> Slack | None:
-        from discreet.privacy.correlated_gaussian import combined_slack
+    def grid_slack(self, values: int, scale: float) -> float | None:
+        """Each round's noise has at most one term of each round, of a weight of at most 1 in size: replace one key's
+        Gaussians after the other, each moves as for a single one."""
+        from discreet.privacy.grid import grid_slack
 
-        return lambda values, scale: combined_slack(values, scale, terms=self.run.rounds)
+        return min(1.0, self.run.rounds * grid_slack(values, scale))
 
     @property
     def turns(self) -> Turns:

@@ -15,7 +15,6 @@ from discreet.mechanisms.mechanism import (
     NOT_COVERED,
     ClientRound,
     Mechanism,
-    Slack,
     Statement,
     Unreachable,
     shared_examples,
@@ -54,12 +53,11 @@ class LocalNoise(Mechanism):
     def finite(self) -> tuple[str, ...]:
         return EPSILONS if self.run.local.kind == "laplace" else EPSILONS[:1]
 
-    @property
-    def grid_slack(self) -> Slack | None:
+    def grid_slack(self, values: int, scale: float) -> float | None:
         from discreet.privacy.grid import grid_slack, laplace_grid_slack
 
         slack = laplace_grid_slack if self.run.local.kind == "laplace" else grid_slack
-        return slack if self.run.noise == "grid" else None
+        return slack(values, scale) if self.run.noise == "grid" else None
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         if not trains:

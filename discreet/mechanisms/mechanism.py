@@ -24,7 +24,6 @@ NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
 )
-Slack = Callable[[int, float], float]  # of so many values, on a grid for noise of this scale
 ONE_PERSON = "all examples of one person together, if a client holds several of one person"
 
 
@@ -139,9 +138,9 @@ class Mechanism(Protocol):
         """True if no accountant but RDP knows its events."""
         return False
 
-    @property
-    def grid_slack(self) -> Slack | None:
-        """The distance of its rounded noise to exact noise; None if that is not bounded."""
+    def grid_slack(self, values: int, scale: float) -> float | None:
+        """The distance of so many values of its noise, of this scale in steps of a grid, to exact noise; None if it is
+        not bounded."""
         return None
 
 

@@ -10,8 +10,7 @@ from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LaplaceStep, LocalNoise
-from discreet.mechanisms.masked_gaussian import MaskedGaussian, MaskedSum
-from discreet.mechanisms.masked_step import MaskedStep
+from discreet.mechanisms.masked_sums import MaskedGaussian, MaskedStep, MaskedSum
 from discreet.mechanisms.mechanism import CLIP, Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import CORRELATED, EXAMPLE, LOCAL, PLAIN, PLANNED, SECURE, USER, ClipConfig, Sizes

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.masked_gaussian import MaskedSum
+from discreet.mechanisms.masked_sums import MaskedSum
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import NO_LEDGER
