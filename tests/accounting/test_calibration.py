@@ -28,10 +28,8 @@ def masked(noise: float) -> DpEvent:
 @pytest.mark.parametrize(
     ("make_event", "accountant", "target"),
     [
-        (sampled, "pld", 0.3),
         (sampled, "pld", 8.0),
         (sampled, "rdp", 0.3),
-        (sampled, "rdp", 8.0),
         (fixed, "rdp", 2.0),
         (LaplaceDpEvent, "pld", 2.0),
         (masked, "rdp", 2.0),
