@@ -22,7 +22,7 @@ def fixed(noise: float) -> DpEvent:
 
 
 def masked(noise: float) -> DpEvent:
-    return secure_sum(5000, SecureCohort(20, 15), noise_multiplier=noise).event
+    return secure_sum(5000, SecureCohort(20, 15), noise_multiplier=noise).event_of()
 
 
 @pytest.mark.parametrize(
