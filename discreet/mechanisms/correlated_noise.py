@@ -17,7 +17,6 @@ from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, protected, runs_and_nodes
 from discreet.mechanisms.mechanism import (
     CLIP,
-    NOT_COVERED,
     Released,
     Round,
     ServerMechanism,
@@ -65,7 +64,6 @@ class CorrelatedNoise(ServerMechanism):
             accounting="one Gaussian for all rounds, of the noise over their sensitivity, not amplified; each round is "
             f"charged as what it adds to those before it{asked}",
             not_covered=(
-                *NOT_COVERED,
                 *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
                 *runs_and_nodes(self.run, account=account),
             ),

@@ -23,7 +23,6 @@ from discreet.mechanisms.central_gaussian import (
 from discreet.mechanisms.local_dp_sgd import EXAMPLE_SETTINGS
 from discreet.mechanisms.mechanism import (
     CLIP,
-    NOT_COVERED,
     ONE_PERSON,
     ClientRound,
     Released,
@@ -32,7 +31,6 @@ from discreet.mechanisms.mechanism import (
     Statement,
     Unreachable,
     expected_cohort,
-    shared_examples,
     terms_of,
 )
 from discreet.privacy.quantile import default_count_stddev
@@ -207,7 +205,7 @@ class MaskedStep(MaskedSum):
         )
         said = masked_statement(self.run, how)
         earlier = "earlier runs over the same examples, in the server's account: each client's own ledger adds them up"
-        uncovered = (*said.not_covered, ONE_PERSON, earlier, *shared_examples(self.run))
+        uncovered = (*said.not_covered, ONE_PERSON, earlier)
         return replace(said, trusted=f"{said.trusted}; and the client itself", not_covered=uncovered)
 
     def sum(self, noise_multiplier: float) -> SecureSum:
@@ -265,7 +263,6 @@ def masked_statement(run: ClientSettings, how: str, *, joined: str = "") -> Stat
         accounting=f"a sum of {run.secure.summands(nodes)} clients' discrete Gaussians a round, the least that is left "
         f"of honest ones; {joined}not amplified; by RDP",
         not_covered=(
-            *NOT_COVERED,
             "who takes part in a round, and who is lost in it",
             f"more than {bad} clients that tell the server what they know",
             "what a dishonest client sends: nobody sees it, and it can spoil the model",
