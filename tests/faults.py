@@ -496,7 +496,7 @@ FAULTS = (
     ),
     Fault(
         "a masked sum is opened before it is charged",
-        "discreet.mechanisms.masked_gaussian:MaskedSum.release",
+        "discreet.mechanisms.masked_sums:MaskedSum.release",
         _opened_first,
         "server/test_round.py::test_a_masked_sum_is_charged_before_it_is_opened",
     ),

@@ -17,7 +17,7 @@ from discreet.data.examples import Examples
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step
-from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.sums import AnswerRelease, UnopenedSum
 from discreet.node.client import Values, noised_vector
 from discreet.privacy.randomness import RandomSource

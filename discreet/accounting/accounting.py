@@ -114,8 +114,10 @@ def rdp_epsilon(
 
 def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArray[np.float64]:
     """The Renyi divergence of all releases together at each order; infinite without noise, or at an order given up."""
-    counts = merged(entries)
-    return np.full(len(orders), math.inf) if NonPrivateDpEvent() in counts else _summed_rdp(counts, orders)
+    total = np.zeros(len(orders))
+    for event, count in merged(entries).items():
+        total += count * _rdp_of(event, orders)
+    return total
 
 
 def _require_delta(delta: float) -> None:
@@ -222,13 +224,6 @@ def _gaussian(noise: float, delta: float) -> float:
     return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon) if epsilon else 0.0
 
 
-def _summed_rdp(counts: Counts, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    total = np.zeros(len(orders))
-    for event, count in counts.items():
-        total += count * _rdp_of(event, orders)
-    return total
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silences absl on orders that dp_accounting gives up: that only makes the bound looser. A root logger without a
@@ -246,12 +241,14 @@ def _quiet() -> Iterator[None]:
 
 @lru_cache(maxsize=1024)
 def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """The Renyi divergence of one release at each order; infinite at an order that rounding spoils."""
+    """The Renyi divergence of one release at each order; infinite without noise, or where rounding spoils it."""
+    every = np.full(len(orders), math.inf)
+    if isinstance(event, NonPrivateDpEvent):
+        return every
     if isinstance(event, RepeatAndSelectDpEvent):
         # An order that is given up for the trials would spoil the others.
-        usable = np.isfinite(_summed_rdp(merged([(event.event, 1)]), orders))
-        orders, every = tuple(np.array(orders)[usable].tolist()), np.full(len(orders), math.inf)
-        every[usable] = _composed_rdp(event, orders)
+        usable = np.isfinite(rdp_curve([(event.event, 1)], orders))
+        every[usable] = _composed_rdp(event, tuple(np.array(orders)[usable].tolist()))
         return every
     return _composed_rdp(_in_renyi(event), orders)
 

@@ -29,7 +29,7 @@ from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
-from discreet.mechanisms.masked_gaussian import MaskedSum
+from discreet.mechanisms.masked_sums import MaskedSum
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused

@@ -75,7 +75,7 @@ def command(
         secure = SecureConfig(dropouts, colluding)
         secure.check_fits(clients)
         summed = partial(masked_sum, clients, secure, parameters=parameters, examples=examples)
-        prices = secure_prices(lambda z: summed(z).event, adjacency=adjacency)
+        prices = secure_prices(lambda z: summed(z).event_of(), adjacency=adjacency)
         lines += masked_lines(summed(noise or question.answer(prices[0])), clients, secure)
     elif groups is not None and guarantee != USER:
         raise ValueError("--sampling cyclic is for user")

@@ -54,7 +54,7 @@ class CentralGaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedGaussian(CentralGaussian):
-    """The same by secure aggregation: the server reads masked sums alone (`discreet.mechanisms.masked_gaussian`).
+    """The same by secure aggregation: the server reads masked sums alone (`discreet.mechanisms.masked_sums`).
 
     The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; sampling="everyone" is needed.
 

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
 from discreet.mechanisms.mechanism import (
     CLIP,
-    NOT_COVERED,
     Released,
     Round,
     ServerMechanism,
-    Slack,
     Statement,
     expected_cohort,
-    shared_examples,
 )
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
@@ -79,7 +76,6 @@ class CentralGaussian(ServerMechanism):
             mechanism=f"DP-FedAvg with {kind} clip norm, {drawn}, Gaussian noise on the sum at the server{rated}",
             accounting=f"{accounting}{priced}{ASKED_BEFORE if self.run.data.normalise == 'private' else ''}",
             not_covered=(
-                *NOT_COVERED,
                 "who took part in a round, and how many replied",
                 *((unamplified,) if user.sampling != "everyone" else ()),
                 *((STATEFUL,) if foreign and user.sampling == "fixed" else ()),
@@ -96,11 +92,10 @@ class CentralGaussian(ServerMechanism):
     def only_rdp(self) -> bool:
         return self.run.user.sampling == "fixed"
 
-    @property
-    def grid_slack(self) -> Slack | None:
+    def grid_slack(self, values: int, scale: float) -> float | None:
         from discreet.privacy.grid import grid_slack
 
-        return grid_slack if self.run.noise == "grid" else None
+        return grid_slack(values, scale) if self.exact else None
 
     @property
     def count_stddev(self) -> float | None:
@@ -203,7 +198,7 @@ def runs_and_nodes(run: ClientSettings, *, account: bool) -> tuple[str, ...]:
         if account
         else "earlier runs over the same clients: each run has a ledger of its own"
     )
-    return "a client with several nodes: one node is taken for one client", others, *shared_examples(run)
+    return "a client with several nodes: one node is taken for one client", others
 
 
 def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:

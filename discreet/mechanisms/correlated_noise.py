@@ -17,11 +17,9 @@ from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, protected, runs_and_nodes
 from discreet.mechanisms.mechanism import (
     CLIP,
-    NOT_COVERED,
     Released,
     Round,
     ServerMechanism,
-    Slack,
     Statement,
 )
 from discreet.settings.client_settings import ClientSettings
@@ -66,7 +64,6 @@ class CorrelatedNoise(ServerMechanism):
             accounting="one Gaussian for all rounds, of the noise over their sensitivity, not amplified; each round is "
             f"charged as what it adds to those before it{asked}",
             not_covered=(
-                *NOT_COVERED,
                 *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
                 *runs_and_nodes(self.run, account=account),
             ),
@@ -76,11 +73,12 @@ class CorrelatedNoise(ServerMechanism):
     def decided(self) -> Mapping[str, object]:
         return {"privacy.user.correlation.bandwidth": self.turns.bandwidth}
 
-    @property
-    def grid_slack(self) -> Slack | None:
-        from discreet.privacy.correlated_gaussian import combined_slack
+    def grid_slack(self, values: int, scale: float) -> float | None:
+        """Each round's noise has at most one term of each round, of a weight of at most 1 in size: replace one key's
+        Gaussians after the other, each moves as for a single one."""
+        from discreet.privacy.grid import grid_slack
 
-        return lambda values, scale: combined_slack(values, scale, terms=self.run.rounds)
+        return min(1.0, self.run.rounds * grid_slack(values, scale))
 
     @property
     def turns(self) -> Turns:

@@ -10,13 +10,11 @@ from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
-    NOT_COVERED,
     ONE_PERSON,
     ClientRound,
     Mechanism,
     Statement,
     Unreachable,
-    shared_examples,
 )
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PRIVACY_DRAWS, ZERO_OUT
@@ -72,11 +70,9 @@ class LocalDpSgd(Mechanism):
             accounting=f"a Poisson-sampled Gaussian a local step{priced}, over every round of every run in the "
             "client's ledger",
             not_covered=(
-                *NOT_COVERED,
                 *uncovered,
                 ONE_PERSON,
                 "that a client took part",
-                *shared_examples(self.run),
             ),
         )
 

@@ -6,19 +6,16 @@ The Gaussian is calibrated by Balle and Wang 2018, never by the classical formul
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.accounting.calibration import epsilon_schedule
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
-    NOT_COVERED,
     ClientRound,
     Mechanism,
-    Slack,
     Statement,
     Unreachable,
-    shared_examples,
 )
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL
@@ -31,67 +28,88 @@ if TYPE_CHECKING:
     from discreet.training.local_training import LocalSettings
 
 LOCAL_SETTINGS = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "clip_norm"))
-EPSILONS = ("epsilon_local", "epsilon_local_pure")
-NORMS = {"gaussian": "L2, Gaussian", "laplace": "L1, Laplace"}
+EXAMPLES, WHOLE = "one example of one client", "all data of one client"
+CLIPPED = "the update is clipped in {} noise for 2 * clip_norm at the client"
+# By the kind of noise: the unit, the mechanism, and what is not covered.
+SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "none": (WHOLE, "none", ()),
+    "gaussian": (WHOLE, CLIPPED.format("L2, Gaussian"), ()),
+    "laplace": (WHOLE, CLIPPED.format("L1, Laplace"), ()),
+    "laplace_step": (
+        EXAMPLES,
+        "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n",
+        ("its number of examples",),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class LocalNoise(Mechanism):
-    """All data of one client, from everybody else; nobody but the client itself is trusted."""
+    """All data of one client, or with `laplace_step` one of its examples, from everybody else; nobody but the client
+    itself is trusted."""
 
     run: ClientSettings
     guarantee: ClassVar[str] = LOCAL
     at_client: ClassVar[bool] = True
-    reported: ClassVar[tuple[str, ...]] = EPSILONS
+    reported: ClassVar[tuple[str, ...]] = ("epsilon_local", "epsilon_local_pure")
     deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
 
     def statement(self, *, account: bool = False) -> Statement:
-        norm = NORMS.get(self.run.local.kind)  # no kind: this guarantee is off
-        how = f"the update is clipped in {norm} noise for 2 * clip_norm at the client" if norm else "none"
-        return local_statement(self.run, unit="all data of one client", mechanism=how)
+        asked, rated, priced = self.run.evaluation, "", ""
+        if asked.private:
+            rated = (
+                f"; the client rates the model every {asked.every} rounds and at the end, its answer clipped and "
+                f"noised the same way for twice its largest norm, with the noise multiplier {asked.noise_multiplier:g}"
+            )
+            priced = " and another for each answer"
+        unit, how, uncovered = SAID[self.kind]
+        return Statement(
+            unit=unit,
+            adjacency="replace",
+            trusted="nobody but the client itself",
+            observer="everybody else, the server too",
+            mechanism=how + rated,
+            accounting=f"a Gaussian or Laplace event a round in which the client takes part{priced}, over every run in "
+            "its ledger",
+            not_covered=("that a client took part", *uncovered),
+        )
 
     @property
     def finite(self) -> tuple[str, ...]:
-        return EPSILONS if self.run.local.kind == "laplace" else EPSILONS[:1]
+        return self.reported if self.kind in ("laplace", "laplace_step") else self.reported[:1]
 
     @property
-    def grid_slack(self) -> Slack | None:
+    def unbatched(self) -> str | None:
+        return "privacy.local.kind=laplace_step" if self.kind == "laplace_step" else None
+
+    def grid_slack(self, values: int, scale: float) -> float | None:
         from discreet.privacy.grid import grid_slack, laplace_grid_slack
 
-        slack = laplace_grid_slack if self.run.local.kind == "laplace" else grid_slack
-        return slack if self.run.noise == "grid" else None
+        if self.run.noise != "grid" or self.kind == "laplace_step":
+            return None
+        return (laplace_grid_slack if self.kind == "laplace" else grid_slack)(values, scale)
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         if not trains:
             return ClientRound(math.inf)
         privacy = round_privacy(self.run, round_number=number)
-        return ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), local=privacy)
+        found = ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), local=privacy)
+        if self.kind != "laplace_step":
+            return found
+
+        def step(model: nn.Module, params: Tensor, examples: Examples, **how: Any) -> Tensor:
+            from discreet.models.models import load_parameters
+
+            load_parameters(model, params)
+            return release_step(
+                model, examples, training=how["settings"], privacy=privacy, source=how["source"].child("local")
+            )
+
+        return replace(found, local=None, step=step)
 
     def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise:
-        local, noise = self.run.local, self.run.evaluation.noise_multiplier
-        norm = l1_norm if local.kind == "laplace" else 1.0
-        return OwnNoise(LocalPrivacy(local.kind, norm, noise, self.run.noise))
-
-
-def local_statement(run: ClientSettings, *, unit: str, mechanism: str, uncovered: tuple[str, ...] = ()) -> Statement:
-    """The statement of a client that noises what it sends for an untrusted server."""
-    asked, rated, priced = run.evaluation, "", ""
-    if asked.private:
-        rated = (
-            f"; the client rates the model every {asked.every} rounds and at the end, its answer clipped and noised "
-            f"the same way for twice its largest norm, with the noise multiplier {asked.noise_multiplier:g}"
-        )
-        priced = " and another for each answer"
-    return Statement(
-        unit=unit,
-        adjacency="replace",
-        trusted="nobody but the client itself",
-        observer="everybody else, the server too",
-        mechanism=mechanism + rated,
-        accounting=f"a Gaussian or Laplace event a round in which the client takes part{priced}, over every run in "
-        "its ledger",
-        not_covered=(*NOT_COVERED, "that a client took part", *uncovered, *shared_examples(run)),
-    )
+        norm = l1_norm if self.kind == "laplace" else 1.0
+        return OwnNoise(LocalPrivacy(self.kind, norm, self.run.evaluation.noise_multiplier, self.run.noise))
 
 
 def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
@@ -129,38 +147,6 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
             f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
         )
     return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
-
-
-@dataclass(frozen=True)
-class LaplaceStep(Mechanism):
-    """One example of one client, from everybody else; nobody but the client itself is trusted."""
-
-    run: ClientSettings
-    guarantee: ClassVar[str] = LOCAL
-    at_client: ClassVar[bool] = True
-    unbatched: ClassVar[str] = "privacy.local.kind=laplace_step"
-    reported: ClassVar[tuple[str, ...]] = EPSILONS
-    deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
-
-    def statement(self, *, account: bool = False) -> Statement:
-        how = "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n"
-        unit, uncovered = "one example of one client", ("its number of examples",)
-        return local_statement(self.run, unit=unit, mechanism=how, uncovered=uncovered)
-
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        if not trains:
-            return ClientRound(math.inf)
-        privacy = round_privacy(self.run, round_number=number)
-
-        def step(
-            model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, source: RandomSource
-        ) -> Tensor:
-            from discreet.models.models import load_parameters
-
-            load_parameters(model, params)
-            return release_step(model, examples, training=settings, privacy=privacy, source=source.child("local"))
-
-        return ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), step=step)
 
 
 def release_step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
@@ -24,7 +24,7 @@ NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
 )
-Slack = Callable[[int, float], float]  # of so many values, on a grid for noise of this scale
+SHARED = "the same example at other clients"
 ONE_PERSON = "all examples of one person together, if a client holds several of one person"
 
 
@@ -94,7 +94,6 @@ class Mechanism(Protocol):
       masked: True if the server reads one sum that it opens, and no reply of a client.
       at_server: True if the server's ledger is charged for a round: see `ServerMechanism`.
       at_client: True if each client's own ledger is charged for what it sends.
-      unbatched: the setting that keeps a simulation from training many of its clients at a time; None if it can.
       reported: the epsilons that clients report of it, by their names in a reply.
       deciding: the settings that decide what a release costs, which a resumed run has to keep.
     """
@@ -104,12 +103,18 @@ class Mechanism(Protocol):
     masked: ClassVar[bool] = False
     at_server: ClassVar[bool] = False
     at_client: ClassVar[bool] = False
-    unbatched: ClassVar[str | None] = None
     reported: ClassVar[tuple[str, ...]] = ()
     deciding: ClassVar[tuple[str, ...]] = ()
 
     def statement(self, *, account: bool = False) -> Statement:
         """The guarantee in words. `account`: the run charges the account of a population."""
+
+    def stated(self, *, enabled: bool, account: bool) -> Statement:
+        """The statement, with its name and all that is not covered."""
+        said, gaps = self.statement(account=account), list(NOT_COVERED)
+        if self.run.data.partition == "sampled":  # for measuring: real people would not hold each other's examples
+            gaps.append(f"{SHARED}: with data.partition=sampled views overlap, each is counted by itself")
+        return replace(said, name=self.guarantee, enabled=enabled, not_covered=(*gaps, *said.not_covered))
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         """Its part of the work of a client with so many examples. Raises Unreachable if there is none."""
@@ -123,6 +128,11 @@ class Mechanism(Protocol):
     def kind(self) -> str:
         """The law of its noise, if its settings name one."""
         return str(getattr(getattr(self.run, self.guarantee), "kind", ""))
+
+    @property
+    def unbatched(self) -> str | None:
+        """The setting that keeps a simulation from training many of its clients at a time; None if it can."""
+        return None
 
     @property
     def finite(self) -> tuple[str, ...]:
@@ -139,9 +149,9 @@ class Mechanism(Protocol):
         """True if no accountant but RDP knows its events."""
         return False
 
-    @property
-    def grid_slack(self) -> Slack | None:
-        """The distance of its rounded noise to exact noise; None if that is not bounded."""
+    def grid_slack(self, values: int, scale: float) -> float | None:
+        """The distance of so many values of its noise, of this scale in steps of a grid, to exact noise; None if it is
+        not bounded."""
         return None
 
 
@@ -345,9 +355,3 @@ def least_noise(run: ClientSettings, noise: float) -> float:
     if ratings.private:
         noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
     return min(noise, run.statistics.noise_multiplier) if run.asks_of_data else noise
-
-
-def shared_examples(run: ClientSettings) -> tuple[str, ...]:
-    """A sampled population is for measuring: real people would not hold each other's examples."""
-    shared = "the same example at other clients: with data.partition=sampled views overlap, each is counted by itself"
-    return (shared,) if run.data.partition == "sampled" else ()

@@ -9,9 +9,8 @@ from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
-from discreet.mechanisms.local_noise import LaplaceStep, LocalNoise
-from discreet.mechanisms.masked_gaussian import MaskedGaussian, MaskedSum
-from discreet.mechanisms.masked_step import MaskedStep
+from discreet.mechanisms.local_noise import LocalNoise
+from discreet.mechanisms.masked_sums import MaskedGaussian, MaskedStep, MaskedSum
 from discreet.mechanisms.mechanism import CLIP, Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import CORRELATED, EXAMPLE, LOCAL, PLAIN, PLANNED, SECURE, USER, ClipConfig, Sizes
@@ -21,7 +20,6 @@ Made = Mapping[str, Callable[[ClientSettings], Mechanism]]
 
 OF_USERS: Made = {PLAIN: CentralGaussian, SECURE: MaskedGaussian, CORRELATED: CorrelatedNoise}
 OF_EXAMPLES: Made = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
-BY_KIND: Made = {"none": LocalNoise, "gaussian": LocalNoise, "laplace": LocalNoise, "laplace_step": LaplaceStep}
 
 
 def is_on(run: ClientSettings, guarantee: str) -> bool:
@@ -34,7 +32,7 @@ def guarantees_of(run: ClientSettings) -> tuple[Mechanism, Mechanism, Mechanism]
     return (
         OF_USERS[run.user.law](run) if run.user.mechanism is None else _own(run.user.mechanism)(run),
         OF_EXAMPLES[run.example.aggregation](run),
-        BY_KIND[run.local.kind](run),
+        LocalNoise(run),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
-from discreet.mechanisms.masked_step import step_norm
+from discreet.mechanisms.masked_sums import step_norm
 from discreet.mechanisms.mechanism_table import masked_mechanism, own_noise, server_mechanism
 from discreet.mechanisms.sums import clipped
 from discreet.models.fixed_part import behind_fixed

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import check_noise_multiplier
-from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, grid_slack, second_normal
+from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, second_normal
 from discreet.privacy.randomness import CHUNK, RandomSource, signed
 
 KEY_WORDS = 4  # of a round's stream, before its noise: a key for more bits
@@ -103,12 +103,6 @@ def combined(count: int, scale: float, parts: Parts, block: Block | None = None)
             rounded[index] = _exactly(start, index, len(sums), scale, parts)
         part.copy_(rounded[: len(part)])
     return noise
-
-
-def combined_slack(num_params: int, stddev_in_steps: float, *, terms: int) -> float:
-    """Bound on the total variation distance between one release of `combined` noise and exact noise, rounded, for
-    weights of at most 1 in size: replace one key's Gaussians after the other, each moves as `grid_slack` says."""
-    return min(1.0, terms * grid_slack(num_params, stddev_in_steps))
 
 
 @lru_cache(maxsize=1)

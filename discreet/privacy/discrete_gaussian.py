@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.grid import ERROR
-from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, check_count, open_uniform, signed
+from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, open_uniform, signed
 
 LARGEST_VARIANCE = 2**64
 KEEP_ERROR = 2.0**-36  # bound on the error of the difference that decides whether a draw is kept
@@ -36,7 +36,6 @@ _TRIALS = 1.4  # for a draw: 1.32 where sigma is large, fewer where it is small
 
 def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor:
     """`count` independent draws of N_Z(0, variance), int64, (count,), for a whole variance of at most 2^64."""
-    check_count(count)
     if isinstance(variance, bool) or not isinstance(variance, int) or not 0 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"variance must be a whole number in [0, 2^64], not {variance!r}")
     drawn = torch.zeros(count, dtype=torch.int64)

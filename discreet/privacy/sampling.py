@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.privacy.randomness import CHUNK, RandomSource, check_count
+from discreet.privacy.randomness import CHUNK, RandomSource
 
 
 def poisson_sample(count: int, *, probability: float, source: RandomSource) -> Tensor:
@@ -19,7 +19,6 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be in [0, 1], not {probability}")
-    check_count(count)
     if probability == 1:
         return torch.arange(count)
     threshold = np.uint64(int(probability * 2**64))

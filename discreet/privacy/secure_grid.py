@@ -113,14 +113,10 @@ class SecureSum:
         """The bound on each coordinate of a client's vector without noise."""
         return max(self.clip_steps * max(1, self.largest_sum), self.bit_steps, self.answer_steps)
 
-    @property
-    def event(self) -> DpEvent:
-        """The event of one sum. Adjacency: zero-out. Without noise `NonPrivateDpEvent`."""
-        return self.event_of(trains=True, rates=True)
-
-    def event_of(self, *, trains: bool, rates: bool) -> DpEvent:
+    def event_of(self, *, trains: bool = True, rates: bool = True) -> DpEvent:
         """The event of a sum to which clients give an update with its bit only if it `trains`, an answer only if it
-        `rates`. All other places of every client's vector hold noise alone, by a public rule."""
+        `rates`. All other places of every client's vector hold noise alone, by a public rule. Adjacency: zero-out.
+        Without noise `NonPrivateDpEvent`."""
         from dp_accounting import NonPrivateDpEvent
 
         from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
@@ -214,16 +210,12 @@ def secure_sum(
         answers: how many numbers an answer has, and z_answers, the noise on their sum; None: none are sent.
 
     Raises:
-        ValueError: a value out of range, or no F of 16 or more fits.
+        ValueError: the number of parameters or the noise is out of range, or no F of 16 or more fits.
 
     >>> found = secure_sum(10_000, SecureCohort(10, 7), noise_multiplier=1.0)
     >>> found.bits, found.clip_steps, found.summands, round(found.own_noise_stddev, 4)
     (23, 131072, 7, 0.378)
     """
-    if count_stddev is not None and not 0 < count_stddev < math.inf:
-        raise ValueError(f"count_stddev must be finite and > 0, not {count_stddev}")
-    if answers is not None and not (answers[0] >= 1 and 0 < answers[1] < math.inf):
-        raise ValueError(f"answers must have a length of at least 1, and noise above 0, not {answers}")
     length, answer_noise = answers or (0, None)
     bare = SecureSum(num_params, 0, 0, FEWEST_BITS, cohort.nodes, cohort.summands, answer_length=length)
     beside = (count_stddev and 2 * count_stddev, answer_noise)

@@ -87,11 +87,7 @@ class Plan:
     def guarantees(self) -> tuple[Statement, ...]:
         """All three guarantees, those that are off included."""
         return tuple(
-            replace(
-                each.statement(account=self.account is not None),
-                name=each.guarantee,
-                enabled=table.is_on(self.run, each.guarantee),
-            )
+            each.stated(enabled=table.is_on(self.run, each.guarantee), account=self.account is not None)
             for each in table.guarantees_of(self.run)
         )
 

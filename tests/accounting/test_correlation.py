@@ -10,22 +10,12 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NeighboringRelation, SingleEpochTreeAggregationDpEvent
 from dp_accounting.rdp import RdpAccountant
-from scipy.linalg import sqrtm, toeplitz
+from scipy.linalg import toeplitz
 
 from discreet.accounting.correlation import Turns, best_bandwidth, factor_and_weights
 from discreet.accounting.privacy_ledger import PrivacyLedger
 
-KINDS = [
-    ("none", 1),
-    ("bsr", 1),
-    ("bsr", 2),
-    ("bsr", 3),
-    ("bsr", 7),
-    ("bisr", 2),
-    ("bisr", 3),
-    ("bisr", 5),
-    ("sqrt", 1),
-]
+KINDS = [("none", 1), ("bsr", 2), ("bsr", 7), ("bisr", 3), ("bisr", 5), ("sqrt", 1)]
 kinds = pytest.mark.parametrize(("kind", "bandwidth"), KINDS)
 
 
@@ -41,19 +31,12 @@ def patterns(rounds: int, groups: int) -> Iterator[list[int]]:
                 yield list(chosen)
 
 
-def test_the_square_root_is_that_of_the_matrix_of_running_sums() -> None:
-    sums = np.tril(np.ones((12, 12)))
-    factor, weights = (lower(each) for each in factor_and_weights("sqrt", 1, 12))
-    assert np.allclose(factor @ factor, sums)
-    assert np.allclose(factor, np.real(sqrtm(sums)), atol=1e-5)
-    assert np.allclose(factor @ weights, np.eye(12))
-
-
 def test_bands_are_the_first_coefficients_of_the_root_and_of_its_inverse() -> None:
     root, inverse = factor_and_weights("sqrt", 1, 10)
     assert root[:4].tolist() == [1, 1 / 2, 3 / 8, 5 / 16]
     assert inverse[:4] == pytest.approx([1, -1 / 2, -1 / 8, -1 / 16])
     assert factor_and_weights("bsr", 4, 10)[0].tolist() == [*root[:4], *[0.0] * 6]
+    assert np.allclose(lower(root) @ lower(root), np.tril(np.ones((10, 10))))
     assert factor_and_weights("bisr", 4, 10)[1] == pytest.approx([*inverse[:4], *[0.0] * 6])
 
 

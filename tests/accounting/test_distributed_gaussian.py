@@ -73,7 +73,7 @@ def test_several_coordinates_that_differ_cost_what_the_sum_of_their_exact_diverg
 def test_a_round_of_secure_aggregation_costs_what_the_continuous_gaussian_does_within_one_per_cent(
     noise: float,
 ) -> None:
-    event = secure_sum(10_000, SecureCohort(10, 7), noise_multiplier=noise).event
+    event = secure_sum(10_000, SecureCohort(10, 7), noise_multiplier=noise).event_of()
     spent = epsilon_spent([(event, 30)], delta=1e-5, accountant="rdp")
     central = epsilon_spent([(GaussianDpEvent(noise), 30)], delta=1e-5, accountant="rdp")
     assert 0.99 * central < spent < 1.01 * central

@@ -12,7 +12,7 @@ from discreet.audit.gaussian_fit import epsilon_of_shift
 from discreet.audit.release_audit import MakeVector, audit_round, audit_shared_step, step_parts
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Task
-from discreet.mechanisms.masked_step import step_norm
+from discreet.mechanisms.masked_sums import step_norm
 from discreet.node.client import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum

@@ -57,7 +57,7 @@ def test_what_is_missing_or_wrong_is_said(words: str, message: str, capsys: pyte
 
 def test_secure_aggregation_costs_what_a_trusted_server_does_by_renyi_divergences() -> None:
     secure = SecureConfig(dropouts=2, colluding=1)
-    prices = secure_prices(lambda noise: masked_sum(10, secure, noise, 10_000).event)
+    prices = secure_prices(lambda noise: masked_sum(10, secure, noise, 10_000).event_of())
     masked, by_rdp, by_pld = (price.epsilon(4.0, 100, 1e-5) for price in prices)
     assert masked == pytest.approx(by_rdp, rel=1e-3)
     assert masked > by_pld
@@ -69,7 +69,7 @@ def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
     assert len(rows) == 10
     for n, d, c, t, h, rounds, epsilon, noise, own, *bits in rows:
         clients, secure = int(n), SecureConfig(int(d), int(c))
-        price = secure_prices(lambda z, n=clients, secure=secure: masked_sum(n, secure, z, 1000).event)[0]
+        price = secure_prices(lambda z, n=clients, secure=secure: masked_sum(n, secure, z, 1000).event_of())[0]
         found = price.noise(float(epsilon), int(rounds), 1e-5)
         small, large = (masked_sum(clients, secure, found, parameters) for parameters in (1000, 10**6))
         assert (f"{found:.4g}", f"{small.own_noise_stddev:.3g}") == (noise, own)

@@ -17,7 +17,6 @@ from torch import Tensor
 from discreet.data.datasets import load_task
 from discreet.evaluation.private_statistics import ask, with_range
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import AnswerSum, answer_round
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
@@ -114,17 +113,6 @@ def test_what_is_asked_again_is_noised_anew(tmp_path: Path) -> None:
     run = cast(RunContext, SimpleNamespace(plan=planned(config), ledger=ledger, source=source))
     first, second = (ask(run, query(config), [], name="statistics") for _ in range(2))
     assert first.values != second.values
-
-
-def test_it_costs_one_gaussian_beside_the_rounds() -> None:
-    config = config_of("statistics.noise_multiplier=7", "rounds=12")
-    releases = releases_of(planned(config).mechanism, 1.0, config.rounds)
-    oracle = PLDAccountant()
-    for event, count in releases:
-        oracle.compose(event, count)
-    expected = PLDAccountant()
-    expected.compose(GaussianDpEvent(7.0)).compose(PoissonSampledDpEvent(0.3, GaussianDpEvent(1.0)), 12)
-    assert oracle.get_epsilon(1e-3) == pytest.approx(expected.get_epsilon(1e-3))
 
 
 def test_a_target_pays_for_it_too() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import CLIP
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import EvaluationConfig

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.mechanism import CLIP, NOT_COVERED, Released, Round, ServerMechanism, Statement
+from discreet.mechanisms.mechanism import CLIP, Released, Round, ServerMechanism, Statement
 from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, take_all
 from discreet.privacy.mechanisms import Gaussian
 from discreet.settings.client_settings import ClientSettings
@@ -42,7 +42,7 @@ class Signs(ServerMechanism):
             observer="who sees every released model, but not who takes part",
             mechanism="signs of updates, Gaussian noise on their sum",
             accounting="a Poisson-sampled Gaussian a round",
-            not_covered=(*NOT_COVERED, "who took part in a round, and how many replied"),
+            not_covered=("who took part in a round, and how many replied",),
         )
 
     @property

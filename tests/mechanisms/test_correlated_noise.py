@@ -39,7 +39,7 @@ from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
-from discreet.simulation.in_process import InProcessTransport, simulate
+from discreet.simulation.in_process import simulate
 from tests.command import report
 from tests.mechanisms.made import turns
 from tests.simulation.crash import BEFORE_SECRETS, POINTS, crash
@@ -90,20 +90,6 @@ def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Pa
             noise / moved, rel=1e-6
         )
     assert 7.9 < (rows[-1]["epsilon_user"] or 0) <= 8 * (1 + 1e-9)  # the target, which has chosen the noise
-
-
-def test_a_client_takes_part_in_its_turn_alone(tmp_path: Path) -> None:
-    asked = list[list[int]]()
-    real = InProcessTransport.ask
-
-    def ask(self: InProcessTransport, **given: Any) -> Any:
-        asked.append(list(given["cohort"]))
-        return real(self, **given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InProcessTransport, "ask", ask)
-        run(tmp_path / "run", "engine=sequential")
-    assert asked == [[client for client in range(20) if client % 3 == number % 3] for number in range(7)]
 
 
 def test_whose_turn_it_is_does_not_depend_on_who_else_is_there() -> None:

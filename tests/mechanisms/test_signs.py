@@ -89,14 +89,6 @@ def test_many_clients_at_a_time_are_the_run_of_one_after_the_other(tmp_path: Pat
     assert together.params.abs().sum() > 0
 
 
-def test_without_noise_a_step_is_the_mean_of_signs(tmp_path: Path) -> None:
-    words = ("privacy.user.noise_multiplier=0", "privacy.user.target_epsilon=null", "sampling.kind=everyone")
-    _, after = run(tmp_path / "run", *words, "rounds=1")
-    _, before = run(tmp_path / "none", *words, "rounds=1", "server.learning_rate=1e-9")
-    steps = (after.params - before.params) / 0.01 * 20
-    assert torch.allclose(steps, steps.round(), atol=0.02)
-
-
 def test_calibrate_reports_it_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--population", "100", "--cohort", "30", "--rounds", "10", "--noise", "1")
     assert main(["calibrate", "user", "--mechanism", NAME, *words]) == 0

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from discreet.flower.server_messages import encode_request, parameters_record, read_masking_reply
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Part, Stage, Terms, read_request, write_request
-from discreet.mechanisms.masked_gaussian import MaskedGaussian
+from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.models.models import flatten_parameters
 from discreet.node.app import train

@@ -118,14 +118,10 @@ EACH = [
 
 
 @pytest.mark.parametrize(("shape", "name"), EACH)
-def test_a_statistic_is_within_two_standard_errors_of_the_exact_one(shape: str, name: str) -> None:
-    # 95.4 % of 200 is 191, with a standard deviation of 3; the seed is fixed.
+def test_a_statistic_is_within_two_standard_errors_of_the_exact_one_and_not_within_one(shape: str, name: str) -> None:
+    # 95.4 % of 200 is 191, with a standard deviation of 3; the seed is fixed. Those of quantiles are bounds.
     assert min(drawn(SHAPES[shape], name).values()) >= 182
-
-
-@pytest.mark.parametrize(("shape", "name"), [pair for pair in EACH if pair[1] != "quantiles"])
-def test_with_standard_errors_of_half_the_size_it_is_not(shape: str, name: str) -> None:
-    assert max(drawn(SHAPES[shape], name, scale=0.5).values()) < 170
+    assert name == "quantiles" or max(drawn(SHAPES[shape], name, scale=0.5).values()) < 170
 
 
 def test_a_deviation_to_divide_by_is_never_nothing() -> None:

@@ -255,7 +255,7 @@ def test_without_noise_it_is_the_plain_step_of_clients_that_noise_nothing(tmp_pa
 
 def test_the_account_is_that_of_the_honest_clients_shares_by_renyi_divergence(tmp_path: Path) -> None:
     params = run_shared(tmp_path, *NOISED).checkpoint.params.numel()
-    expected = example_secure_sum(params, SecureCohort(CLIENTS, 3), noise_multiplier=NOISE, largest_sum=400).event
+    expected = example_secure_sum(params, SecureCohort(CLIENTS, 3), noise_multiplier=NOISE, largest_sum=400).event_of()
     assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((expected, ROUNDS),)
     epsilon = epsilon_spent([(expected, ROUNDS)], delta=1e-3, accountant="rdp")
     assert RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] == pytest.approx(epsilon, rel=1e-9)
