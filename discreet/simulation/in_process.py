@@ -32,8 +32,7 @@ from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import trained_on
-from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import CHUNK_BYTES, engine_of
+from discreet.simulation.cohort import CHUNK_BYTES, BatchedTransport, engine_of
 from discreet.simulation.mapped_model import MappedModel
 
 logger = logging.getLogger("discreet")

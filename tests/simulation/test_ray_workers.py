@@ -16,7 +16,7 @@ from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.simulation.engine import Engine
+from discreet.simulation.cohort import Engine
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.ray_cluster import RayCluster, RayWorkers, connected
 from tests.simulation.chunks import Clients
