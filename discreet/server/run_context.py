@@ -46,12 +46,8 @@ class RunContext:
 
 
 def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
-    """Opens the folder of a new run, or of one that goes on.
-
-    Args:
-      params: what a new run starts from, (num_params,).
-      simulated: whether virtual clients keep their ledger in the folder.
-      held: holds the folder for this process alone.
+    """Opens the folder of a new run, which starts from `params` (num_params,), or of one that goes on, and has `held`
+    hold it for this process alone. Clients that are `simulated` keep their ledger in it.
 
     Raises:
       ConfigError: the folder holds a run already, or none to go on with, or can't be used.

@@ -61,16 +61,13 @@ PIECE = 2**17
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """Trains virtual clients.
+    """What virtual clients are trained with.
 
     Attributes:
-        data: the data set that all clients share, on the device that computes.
-        client_examples: the rows of it that each client holds.
-        model: its layers, for many clients at once.
+        data: the data set that all share, on the device that computes; `client_examples`: the rows that each holds.
         chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its own.
-        query: what clients answer by what they hold out; None if they are asked nothing.
-        rated: the part of the model that learns, which answers are about.
+        query: what clients answer by what they hold out, about the part `rated` of the model; None if nothing.
     """
 
     data: SharedExamples
@@ -95,10 +92,9 @@ class Engine:
 class BatchedTransport:
     """A `Transport` that trains chunks of the cohort, each as one computation.
 
-    The replies are those of `InProcessTransport`: with a seed every client draws from its own streams, and without one
-    the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:
-    the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers: of
-    this machine, unless `workers` makes others.
+    The replies are those of `InProcessTransport`, or without a seed of the same law. A few chunks are held, however
+    large cohort and population are: the sum of a reply may be overwritten once the next one is asked for. A context
+    manager, for its workers: of this machine, unless `workers` makes others.
     """
 
     def __init__(
@@ -330,14 +326,8 @@ def trains_together(model: MappedModel, data: SharedExamples, task: TaskConfig, 
 
 def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, built: bool = False) -> int:
     """The number of floats that training a client reads and writes again and again: its parameters, the change of
-    these, and what a batch leaves for the backward pass.
-
-    Args:
-        model: on the device of `example`.
-        example: one input, (1, *input_shape).
-        batch_size: examples of each client at a time.
-        built: the gradient of each example is built.
-    """
+    these, and what a batch leaves for the backward pass; of `example` (1, ...) on the device of the model, and with
+    the gradient of each example if it is `built`."""
     kept = 0
     weights = {parameter.data_ptr() for parameter in model.parameters()}
 

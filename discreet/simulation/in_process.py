@@ -72,13 +72,8 @@ class InProcessTransport:
 
 @dataclass(frozen=True, eq=False)
 class InTheClear:
-    """Adds up in one process what masks would hide: the same integers and the same noise, without masks.
-
-    Attributes:
-      transport: asks virtual clients, whose replies are sums of noised vectors.
-      vector: what they are.
-      fewest: n - d, of how many clients at least a sum is opened.
-    """
+    """Adds up in one process what masks would hide: the same integers and the same noise, without masks. `transport`
+    asks virtual clients, whose replies are sums of noised vectors; of `fewest` = n - d clients a sum is opened."""
 
     transport: Transport
     vector: SecureSum
