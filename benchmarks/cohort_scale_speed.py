@@ -20,8 +20,7 @@ from discreet.data.partition import SampledExamples
 from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
 from discreet.server.plan import Plan, planned
-from discreet.server.round import dp_fedavg_round
-from discreet.server.run_plan import cohort_sampling, round_settings
+from discreet.server.round import cohort_sampling, dp_fedavg_round, round_settings
 from discreet.server.state import State, initial_state
 from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config

@@ -35,7 +35,7 @@ from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import planned
-from discreet.server.run_plan import round_settings
+from discreet.server.round import round_settings
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.settings.settings import Settings, client_settings

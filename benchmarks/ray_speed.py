@@ -25,7 +25,7 @@ from discreet.data.partition import SampledExamples
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import build_model, flatten_parameters
 from discreet.server.plan import planned
-from discreet.server.run_plan import round_settings
+from discreet.server.round import round_settings
 from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers, engine_of
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from discreet.mechanisms.mechanism import AnswerNoise as OwnNoise
+from discreet.mechanisms.mechanism import expected_cohort
+from discreet.mechanisms.mechanism_table import own_noise
 from discreet.mechanisms.sums import PartialReply, Replies, Reply, take_all
 from discreet.privacy.clipping import ClippedSum, GridSum
 from discreet.privacy.grid import grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
-from discreet.queries.query import Sums
+from discreet.queries.query import Query, Sums
+from discreet.server.plan import Plan
+from discreet.settings.privacy import PRIVACY_DRAWS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -135,3 +139,30 @@ def answer_round(
     take_all(replies, None, total)
     charge(event)
     return total.released(source)
+
+
+def _server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerNoise:
+    """The noise of a run's server on a sum of answers of so many numbers, drawn as that on updates."""
+    return AnswerNoise(
+        length,
+        expected_cohort,
+        noise_multiplier,
+        draws=PRIVACY_DRAWS.get(plan.run.noise, 1),
+        on_grid=plan.run.noise == "grid",
+        largest_cohort=plan.run.user.population_size,
+    )
+
+
+def statistics_noise(plan: Plan, length: int) -> AnswerNoise:
+    """The release of the sum of all clients' answers of `length` numbers about their data."""
+    everybody = float(plan.run.user.population_size)
+    return _server_noise(plan, length, expected_cohort=everybody, noise_multiplier=plan.run.statistics.noise_multiplier)
+
+
+def answers_of(plan: Plan, query: Query) -> AnswerNoise:
+    """The release of answers to a query: noised at the server, or by each client."""
+    run, own = plan.run, own_noise(plan.run, query.l1_norm)
+    noise = _server_noise(
+        plan, query.length, expected_cohort=expected_cohort(run), noise_multiplier=run.evaluation.noise_multiplier
+    )
+    return replace(noise, probability=run.user.probability, own=own, on_grid=noise.on_grid and own is None)

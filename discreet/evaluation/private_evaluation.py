@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from discreet.evaluation.answer_sum import AnswerNoise
+from discreet.evaluation.answer_sum import AnswerNoise, answers_of
+from discreet.mechanisms.mechanism import terms_of
 from discreet.queries.answers import NoisedBlock, rising
 from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import Query, Sums
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
-from discreet.server.round import RoundSettings
+from discreet.server.plan import Plan
+from discreet.server.round import RoundSettings, round_settings
 from discreet.server.run_folder import RunFolder, csv_text, replace_file
 from discreet.settings.data import EvaluationConfig
 
@@ -108,6 +110,19 @@ class EvaluationPlan:
         also({"round": number, **added})
         fields, said = {"event": "evaluation", "round": number, **added}, ", ".join(map(str, rated))
         logger.info("the model after round %d, by clients: %s", number, said, extra={"fields": fields})
+
+
+def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
+    """The plan by which clients rate models; None if they do not."""
+    if plan.query is None:
+        return None
+    event = None
+    if plan.mechanism is not None:
+        noise = terms_of(plan.mechanism).noise_multiplier
+        assert noise is not None
+        event = plan.mechanism.event(noise, trains=False, rates=True, sizes=plan.sizes)
+    answers = answers_of(plan, plan.query)
+    return EvaluationPlan(plan.run.evaluation, plan.query, answers, round_settings(plan, answers=answers), event)
 
 
 class RocPoint(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, Numbers, client_examples_of
-from discreet.evaluation.answer_sum import AnswerNoise
+from discreet.evaluation.answer_sum import AnswerNoise, answers_of
 from discreet.mechanisms.local_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import ServerRelease
 from discreet.mechanisms.sums import PartialReply
@@ -38,7 +38,7 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EPSILONS, TRAIN, TrainRequest, Work
 from discreet.queries.query import EVALUATION, Query, query_of
 from discreet.server.plan import Plan
-from discreet.server.run_plan import answers_of, round_settings
+from discreet.server.round import round_settings
 from discreet.server.transport import Failure
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.training import TaskConfig

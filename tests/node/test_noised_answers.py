@@ -16,6 +16,7 @@ from scipy import stats
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
+from discreet.evaluation.answer_sum import answers_of
 from discreet.mechanisms.local_dp_sgd import OwnNoise, local_settings
 from discreet.mechanisms.local_noise import LocalAnswerNoise, round_privacy
 from discreet.mechanisms.mechanism import Unreachable
@@ -30,7 +31,6 @@ from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.metric_answers import metric_blocks, metrics_of
 from discreet.queries.query import Query
 from discreet.server.plan import plan_of
-from discreet.server.run_plan import answers_of
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import MEANS
 from discreet.settings.settings import client_settings

@@ -35,11 +35,8 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 from discreet.simulation.client_examples import shared_examples
 from discreet.simulation.cohort import (
-    LARGEST_CHUNK,
     BatchedTransport,
     Engine,
-    chunk_size,
-    client_floats,
     engine_of,
     trains_together,
 )
@@ -211,15 +208,6 @@ def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyP
     with exchange(2, 2) as asked:
         next(iter(asked.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(1000))))
     assert 2 <= len(admitted) <= 10  # 5 chunks of 2
-
-
-def test_large_models_are_trained_fewer_at_a_time() -> None:
-    sizes = [
-        chunk_size(client_floats(build_model(name, (1, 28, 28), 10, seed=5), torch.rand(1, 1, 28, 28), batch_size=10))
-        for name in ("logistic_regression", "mlp", "mlp200")
-    ]
-    assert sizes == sorted(sizes, reverse=True)
-    assert 1 <= sizes[2] < sizes[1] < sizes[0] <= LARGEST_CHUNK["cpu"]
 
 
 @pytest.mark.parametrize("name", sorted({*MODELS} - {"lstm"}))
