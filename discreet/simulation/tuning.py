@@ -24,7 +24,7 @@ from discreet.queries.scores import main_score
 from discreet.reporting.records import model_row
 from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
-from discreet.server.privacy_statement import privacy_facts
+from discreet.server.run_context import privacy_facts
 from discreet.server.run_folder import OVER, RunFolder, read_tensors, replace_file, state_of, write_json, write_tensors
 from discreet.server.state import Outcome
 from discreet.settings.compose import parse_config
