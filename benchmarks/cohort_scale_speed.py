@@ -20,13 +20,11 @@ from discreet.data.partition import SampledExamples
 from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
 from discreet.server.plan import Plan, planned
-from discreet.server.round import dp_fedavg_round
-from discreet.server.run_plan import cohort_sampling, round_settings
+from discreet.server.round import cohort_sampling, dp_fedavg_round, round_settings
 from discreet.server.state import State, initial_state
 from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
-from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import engine_of
+from discreet.simulation.cohort import BatchedTransport, engine_of
 
 # (population, expected cohort): more and more clients, and then larger and larger cohorts of all of them.
 SCALES = ((1000, 100), (10_000, 100), (100_000, 100), (1_000_000, 100), (1_000_000, 1000), (1_000_000, 10_000))

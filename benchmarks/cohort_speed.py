@@ -35,12 +35,11 @@ from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import planned
-from discreet.server.run_plan import round_settings
+from discreet.server.round import round_settings
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.settings.settings import Settings, client_settings
-from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import engine_of
+from discreet.simulation.cohort import BatchedTransport, engine_of
 
 Rounds = Callable[[Sequence[int]], None]
 

@@ -25,10 +25,9 @@ from discreet.data.partition import SampledExamples
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import build_model, flatten_parameters
 from discreet.server.plan import planned
-from discreet.server.run_plan import round_settings
+from discreet.server.round import round_settings
 from discreet.settings.compose import load_config
-from discreet.simulation.cohort import BatchedTransport, MakesWorkers
-from discreet.simulation.engine import engine_of
+from discreet.simulation.cohort import BatchedTransport, MakesWorkers, engine_of
 
 FORKED, ONE_NODE, TWO_NODES = "forked workers", "Ray, one node of two CPUs", "Ray, two nodes of one CPU"
 WAYS: dict[str, tuple[int, ...]] = {FORKED: (), ONE_NODE: (2,), TWO_NODES: (1, 1)}

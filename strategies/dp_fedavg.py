@@ -17,7 +17,7 @@
               below / (q * population_size) + 1/2. The first rounds    privacy.user.clip.search_rate
               may take longer steps towards the median
 
-`discreet.server.round` does this, pure; `run_plan` makes its constants of the plan, and `training_run` repeats it.
+`discreet.server.round` does this, pure, with constants that it makes of the plan, and `training_run` repeats it.
 Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
 """
 

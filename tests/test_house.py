@@ -23,9 +23,9 @@ FLOORS = (
     *("discreet.server", "discreet.evaluation", "discreet.flower", "discreet.reporting", "discreet.simulation"),
     *("discreet.deployment", "discreet.audit", "discreet.cli", "strategies", "client_app", "server_app", "benchmarks"),
 )
-# Imports that run upwards still: a run's plan has the ratings of models, and a run opens with its evaluation.
+# Imports that run upwards still: a run has its models rated, and opens with its evaluation.
 KNOTS = {
-    ("server.run_plan", "evaluation.private_evaluation"),
+    ("server.training_run", "evaluation.private_evaluation"),
     ("server.session", "evaluation.predictions"),
     ("server.session", "evaluation.private_statistics"),
 }

@@ -22,12 +22,10 @@ from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.server.plan import plan_of
-from discreet.server.round import dp_fedavg_round
-from discreet.server.run_plan import round_settings
+from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.state import initial_state
 from discreet.simulation.client_examples import shared_examples
-from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import Engine
+from discreet.simulation.cohort import BatchedTransport, Engine
 from discreet.simulation.in_process import InTheClear
 from discreet.simulation.layer_sequence import sequence_of
 from tests.node.clients import DIMS, config, examples, linear, params_of, request

@@ -32,8 +32,8 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.server.plan import Plan, plan_of
+from discreet.server.round import round_settings
 from discreet.server.run_folder import OVER, RunFolder, state_of
-from discreet.server.run_plan import round_settings
 from discreet.server.session import check_secure
 from discreet.server.state import State
 from discreet.settings.privacy import CORRELATED, USER

@@ -27,6 +27,7 @@ from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
+from discreet.evaluation.private_evaluation import evaluation_plan, statistics_noise
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.mechanisms.masked_sums import MaskedSum
@@ -41,8 +42,7 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.query import EVALUATION, STATISTICS, query_of
 from discreet.server.plan import Plan
-from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
-from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings, statistics_noise
+from discreet.server.round import CohortSampling, RoundSettings, cohort_sampling, dp_fedavg_round, round_settings
 from discreet.server.state import State, initial_state
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER

@@ -30,7 +30,7 @@ from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TRAIN, TrainReply, Work
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.plan import Plan
-from discreet.server.run_plan import round_settings
+from discreet.server.round import round_settings
 from discreet.server.session import opened
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from discreet.mechanisms.mechanism import expected_cohort
+from discreet.mechanisms.mechanism_table import own_noise
 from discreet.mechanisms.sums import AnswerRelease
 from discreet.queries.answers import NoisedBlock, rising
 from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import Query, Sums
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
-from discreet.server.round import RoundSettings
+from discreet.server.plan import Plan
+from discreet.server.round import RoundSettings, round_settings
 from discreet.server.run_folder import RunFolder, csv_text, replace_file
 from discreet.settings.data import EvaluationConfig
+from discreet.settings.privacy import PRIVACY_DRAWS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -108,6 +112,44 @@ class EvaluationPlan:
         also({"round": number, **added})
         fields, said = {"event": "evaluation", "round": number, **added}, ", ".join(map(str, rated))
         logger.info("the model after round %d, by clients: %s", number, said, extra={"fields": fields})
+
+
+def _server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerRelease:
+    """The noise of a run's server on a sum of answers of so many numbers, drawn as that on updates."""
+    return AnswerRelease(
+        length,
+        expected_cohort,
+        noise_multiplier,
+        draws=PRIVACY_DRAWS.get(plan.run.noise, 1),
+        on_grid=plan.run.noise == "grid",
+        largest_cohort=plan.run.user.population_size,
+    )
+
+
+def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
+    """The release of the sum of all clients' answers of `length` numbers about their data."""
+    everybody = float(plan.run.user.population_size)
+    return _server_noise(plan, length, expected_cohort=everybody, noise_multiplier=plan.run.statistics.noise_multiplier)
+
+
+def answers_of(plan: Plan, query: Query) -> AnswerRelease:
+    """The release of answers to a query: noised at the server, or by each client."""
+    run, own = plan.run, own_noise(plan.run, query.l1_norm)
+    noise = _server_noise(
+        plan, query.length, expected_cohort=expected_cohort(run), noise_multiplier=run.evaluation.noise_multiplier
+    )
+    return replace(noise, probability=run.user.probability, own=own, on_grid=noise.on_grid and own is None)
+
+
+def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
+    """The plan by which clients rate models; None if they do not."""
+    if plan.query is None:
+        return None
+    event = None
+    if plan.mechanism is not None:
+        event = plan.mechanism.event(plan.mechanism.noise_multiplier, trains=False, rates=True)
+    answers = answers_of(plan, plan.query)
+    return EvaluationPlan(plan.run.evaluation, plan.query, answers, round_settings(plan, answers=answers), event)
 
 
 class RocPoint(NamedTuple):

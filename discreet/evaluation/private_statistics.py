@@ -13,6 +13,7 @@ import torch
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task
 from discreet.data.folder import FOLDER, SCALE
+from discreet.evaluation.private_evaluation import statistics_noise
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.sums import AnswerSum, Replies, answer_round
@@ -23,7 +24,6 @@ from discreet.queries.statistic_answers import normaliser_from
 from discreet.server.plan import Plan
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import write_json
-from discreet.server.run_plan import statistics_noise
 from discreet.server.transport import ReplyStats, Transport
 from discreet.settings.data import NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import USER

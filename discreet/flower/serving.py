@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
+from discreet.evaluation.private_evaluation import answers_of
 from discreet.evaluation.private_statistics import answers_by, written_statistics
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import transport_of
@@ -28,7 +29,6 @@ from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS, q
 from discreet.server.resuming import asked_settings
 from discreet.server.run_context import interruptible
 from discreet.server.run_folder import change_state, state_of
-from discreet.server.run_plan import answers_of
 from discreet.server.session import Session, check_secure, finish, normalised, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport

@@ -23,9 +23,9 @@ class NoiseOutlook:
     """The expected effect of a run's noise.
 
     Attributes:
-      ratio: the norm of a round's noise, in clip norms (`noise_ratio.noise_ratio`).
-      feedback, limit: of `noise_ratio.noise_feedback` (docs/pitfalls.md), and the largest with which a run learns; 0
-        with Adam and Yogi, and if clients share a step at example level.
+      ratio: the norm of a round's noise, in clip norms.
+      feedback, limit: `noise_feedback` (docs/pitfalls.md), 0 if noise does not feed itself, and the largest with which
+        a run learns.
       early: the run is over before the noise has grown: it is warned of, and not refused.
       remedies: numbers of clients, and of parameters, with which the feedback would be at its limit.
       fixed_norm: the setting of the clip norm if that is of an example's gradient, and never moves.

@@ -37,11 +37,7 @@ LIMIT = "max_epsilon"
 
 @dataclass(frozen=True)
 class Population:
-    """Whose data an account is about, and what its epsilon means: neighbours differ by `adjacency`, at `delta`.
-
-    Raises:
-      ConfigError: a value is out of its range.
-    """
+    """Whose data an account is about, and what its epsilon means: neighbours differ by `adjacency`, at `delta`."""
 
     name: str
     size: int
@@ -63,11 +59,7 @@ class Population:
 
 class PopulationAccount:
     """The account of a population in a file, as one run sees it. `budget`: of all runs together, unless the account was
-    made with a smaller one.
-
-    Raises:
-      LedgerError: the account is missing, damaged, or of another population; the message names the setting.
-    """
+    made with a smaller one. LedgerError: it is missing, damaged, or of another population, by the setting's name."""
 
     def __init__(self, path: Path, population: Population, budget: ServerBudget) -> None:
         if not path.is_file():
@@ -99,10 +91,7 @@ class PopulationAccount:
 
     def join(self, own: DurableLedger, folder: RunFolder) -> None:
         """Begins to charge for a run: what is charged to its own ledger from now on is charged here before.
-
-        Raises:
-          LedgerError: the account is older than the run's checkpoint, or lacks what the run has spent.
-        """
+        LedgerError: the account is older than the run's checkpoint, or lacks what the run has spent."""
         # A run is named by its first place on disk, and by the identity of its ledger, which stays.
         identity = own.position().identity
         known = (run for run in self.ledger.data_owners(USER) if run.endswith(identity))
@@ -122,12 +111,7 @@ class PopulationAccount:
         self.budget.require_room(self.total(), charges, what)
 
     def charge(self, charges: Sequence[Charge]) -> None:
-        """Charges the account, unless the budget would be passed: check and charge are one transaction.
-
-        Raises:
-          BudgetSpent: nothing is written.
-          LedgerError: the account can't be charged.
-        """
+        """Charges the account; BudgetSpent if the budget would be passed. Check and charge are one transaction."""
         mine = [replace(charge, data_owner=self.run) for charge in charges if charge.guarantee == USER]
         self.require_room(mine)  # what takes time is computed before others have to wait
         self.ledger.charge(mine, allowed=lambda spent: self.budget.require_room(spent, mine))
@@ -152,8 +136,7 @@ class PopulationAccount:
         )
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """Says what is spent before a run, and how many of its rounds, a charge each, fit into the budget with the
-        charges `beside` them."""
+        """Says what is spent before a run, and how many of its rounds, a charge each, fit beside other charges."""
 
         def full(count: int) -> bool:
             try:

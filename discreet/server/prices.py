@@ -25,12 +25,8 @@ MOST_TURNS = 4096  # rounds of correlated noise that are looked at
 
 @dataclass(frozen=True)
 class Price:
-    """A way to sample, with its adjacency and an accountant for it.
-
-    Attributes:
-      event: of a round by its noise multiplier; of clients that take turns, of all rounds together.
-      turns: the turns of so many rounds, whose noise is correlated; its multiplier is that of each round's own noise.
-    """
+    """A way to sample, with its adjacency and an accountant for it. `event`: of a round by its noise multiplier. If
+    clients take `turns`, it is of all rounds together, by the multiplier of each round's own noise."""
 
     sampling: str
     adjacency: str
@@ -122,11 +118,7 @@ class Question:
 
 
 def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price]:
-    """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size.
-
-    Raises:
-      ValueError: a cohort of none, or of more than there are.
-    """
+    """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size."""
     if not 0 < cohort <= population:
         raise ValueError(f"--cohort must be within [1, --population = {population}] (got {cohort})")
 
@@ -190,8 +182,6 @@ def masked_sum(
     clients: int, secure: SecureConfig, noise_multiplier: float, parameters: int, examples: int | None = None
 ) -> SecureSum:
     """The secure sum of a round, or at example level of a step in which each client has at most so many `examples`.
-
-    The noise is that on the sum over the clip norm.
 
     >>> masked_sum(10, SecureConfig(dropouts=2, colluding=1), 4.0, 1_000_000).bits
     24

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from discreet.accounting.noise_ratio import noise_ratio
-from discreet.mechanisms.mechanism import Kept, Released, Round, ServerRelease
+from discreet.mechanisms.mechanism import Kept, PlainSum, Released, Round, ServerRelease, expected_cohort
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, Replies
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, in_turn, poisson_cohort
 from discreet.server import server_optimizer
+from discreet.server.plan import Plan
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.state import State
 
@@ -84,6 +85,17 @@ class RoundSettings:
         facts = state.round, state.params.numel(), state.clip_norm, self.expected_cohort
         answers = AnswerSum(self.answers) if self.answers else None
         return Round(*facts, source, charge, answers, self.kept, again=state.round < self.charged)
+
+
+def cohort_sampling(plan: Plan) -> CohortSampling:
+    """The sampling of a run's cohorts."""
+    user = plan.run.user
+    return CohortSampling(user.sampling, user.probability, user.population_size, user.groups)
+
+
+def round_settings(plan: Plan, *, answers: AnswerRelease | None = None) -> RoundSettings:
+    """A round's public constants. `answers`: how answers are released, for rounds in which clients also rate."""
+    return RoundSettings(expected_cohort(plan.run), plan.optimizer, plan.mechanism or PlainSum(), answers)
 
 
 def dp_fedavg_round(

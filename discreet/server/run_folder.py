@@ -109,12 +109,8 @@ class RunFolder:
             DurableLedger.create(self.clients_ledger_path)
 
     def check_ledgers(self, plan: Plan, *, simulated: bool) -> None:
-        """Looks whether what was spent is all there, before a run is resumed.
-
-        Raises:
-          LedgerError: a ledger is missing, damaged, made under other privacy settings, of another run, or older than
-            what it has to hold: the checkpoint, the rounds in metrics.csv, and what this machine has charged to it.
-        """
+        """Raises LedgerError, before a run is resumed, if a ledger is missing, damaged, made under other privacy
+        settings, of another run, or older than the checkpoint, metrics.csv, or what this machine charged to it."""
         ledgers = [self.ledger(plan)]
         if simulated and plan.accounts_itself:
             ledgers.append(DurableLedger(self.clients_ledger_path))
@@ -299,9 +295,8 @@ class RunStatus:
     """The status of a run.
 
     Attributes:
-      state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them, for
-        `reason`), `interrupted` (the server was asked to end, or could not go on; `reason` says which). A server that
-        was killed leaves `running` behind, with an old `updated` (ISO 8601, UTC).
+      state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them) or
+        `interrupted`, both for a `reason`. A server that was killed leaves `running`, with an old `updated` (ISO 8601).
       nodes: connected when the last cohort was drawn; None before the first one.
       failures: of clients that were asked, over the whole run, by kind; the latest of them is in words.
     """

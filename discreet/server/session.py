@@ -98,17 +98,8 @@ def check_secure(seed: int | None) -> None:
 
 
 def prepare(settings: Settings, *, simulated: bool, held: ExitStack, decided: PrivacyConfig | None = None) -> Session:
-    """Everything before the first round; what is wrong is said here, before anything starts.
-
-    Args:
-      simulated: the clients are virtual, and have their ledger in the run folder.
-      held: holds that folder for this process alone.
-      decided: the guarantees with their noise, if a target has chosen it before.
-
-    Raises:
-      ConfigError: a setting does not fit the data or the model, or the target can't be reached.
-      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
-    """
+    """Everything before the first round: see `resolve`, and `open_run` for what is wrong. `decided`: the guarantees
+    with their noise, if a target has chosen it before."""
     return opened(*resolve(settings, decided), simulated=simulated, held=held)
 
 
@@ -121,11 +112,8 @@ def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Sessi
 
 
 def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[Plan, Task]:
-    """The plan of a run, and its data: all that is checked before a folder is opened.
-
-    Raises:
-      ConfigError: a setting does not fit the data or the model, or the target can't be reached.
-    """
+    """The plan of a run, and its data: all that is checked before a folder is opened. ConfigError: a setting does not
+    fit the data or the model, or the target can't be reached."""
     try:
         task = load_task(settings.data.name, path=settings.data.path)
         _check_weights(settings)
@@ -172,10 +160,7 @@ def _check_weights(settings: Settings) -> None:
 def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
     """The session of a run with `data.normalise=private`, whose clients have been asked what inputs are normalised by;
     any other session as it is, and one that goes on. Means and deviations are in the run folder from then on.
-
-    Raises:
-      ConfigError: asking would pass the budget; nobody is asked then.
-    """
+    ConfigError: asking would pass the budget; nobody is asked then."""
     plan, task, run = session.plan, session.task, session.context
     if not plan.run.needs_normaliser:
         return session

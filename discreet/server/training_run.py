@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from discreet.evaluation.private_evaluation import evaluation_plan
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.privacy.randomness import RandomSource
@@ -19,10 +20,9 @@ from discreet.protocol.messages import TRAIN, Work
 from discreet.queries.query import RATE, TRAIN_AND_RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
 from discreet.server.progress import Progress
-from discreet.server.round import RoundSettings, dp_fedavg_round
+from discreet.server.round import RoundSettings, cohort_sampling, dp_fedavg_round, round_settings
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write_status
-from discreet.server.run_plan import cohort_sampling, evaluation_plan, round_settings
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig

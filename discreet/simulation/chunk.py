@@ -1,9 +1,7 @@
-"""Clients that are trained together: draws, gradients and noise of all of them at once, for the loops of
-`discreet.training.local_training`.
+"""Clients that are trained together: draws, gradients and noise of all at once, for `discreet.training.local_training`.
 
-With a seed every client draws from its own streams, the very ones that it would draw from by itself. Without one,
-nobody can repeat a draw, and one secure stream serves all of them in bulk: a draw for each would halve the speed of
-logistic regression.
+With a seed every client draws from the streams that it would draw from by itself. Without one, one secure stream serves
+all of them in bulk: a draw for each would halve the speed of logistic regression.
 """
 
 from __future__ import annotations
@@ -46,10 +44,7 @@ from discreet.training.local_training import (
 
 @dataclass(frozen=True, eq=False)
 class SeededDraws:
-    """One source a client: the numbers are those of `discreet.training.local_training` for the same source.
-
-    Rows are clients; those that draw come first, so `sizes` may name fewer than there are.
-    """
+    """One source a client, a row each: the numbers are those that it would draw alone. Those that draw come first."""
 
     sources: Sequence[RandomSource]
 
@@ -74,7 +69,6 @@ class SeededDraws:
         return noised
 
     def of(self, row: int) -> RandomSource:
-        """The source of a client."""
         return self.sources[row]
 
 
@@ -126,15 +120,8 @@ Draws = SeededDraws | SecureDraws
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """`SgdClients` and `DpSgdClients` by the passes of its layers.
-
-    Attributes:
-        model: the architecture.
-        data: the data set that all clients share.
-        table: which examples the clients hold, those with most of them first.
-        settings: of each; they differ in the noise of DP-SGD at most.
-        draws: their random numbers, row by row.
-    """
+    """`SgdClients` and `DpSgdClients` by the passes of a model's layers: rows are clients, those with most examples
+    first, whose `settings` differ in the noise of DP-SGD at most."""
 
     model: LayerSequence | MappedModel
     data: SharedExamples
@@ -177,12 +164,8 @@ class Chunk:
 
 
 def chunk_updates(chunk: Chunk, start: Tensor) -> Tensor:
-    """The change of the parameters of each client, (k, num_params), float32, not clipped.
-
-    Args:
-        chunk: at least one client; one without examples is treated as in `local_update`.
-        start: (num_params,), where everybody starts, on the device of the chunk's data.
-    """
+    """The change of the parameters of each client, (k, num_params), float32, not clipped: `local_update`, for many.
+    `start` (num_params,) is on the device of the chunk's data."""
     start, settings, sizes = start.to(torch.float32), chunk.settings[0], chunk.table.sizes.tolist()
     if isinstance(chunk.model, MappedModel):
         if not chunk.model.together:

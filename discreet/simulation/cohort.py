@@ -1,20 +1,34 @@
-"""Trains whole cohorts of virtual clients, in batches. `InProcessTransport` trains them sequentially."""
+"""Trains whole cohorts of virtual clients, in batches: with what, how many at once, and what they reply.
+`InProcessTransport` trains them sequentially."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from discreet.data.partition import Numbers
+from discreet.data.examples import Task
+from discreet.data.partition import ClientExamples, Numbers, client_examples_of
+from discreet.evaluation.private_evaluation import answers_of
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import ServerRelease
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, PartialReply
+from discreet.models.fixed_part import behind_fixed
+from discreet.models.models import (
+    MISTAKES,
+    flatten_parameters,
+    load_parameters,
+    model_for,
+    outputs_of,
+    to_train,
+    trainable,
+)
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.client import Values, noised_vector
@@ -22,26 +36,65 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EPSILONS, TRAIN, TrainRequest, Work
+from discreet.queries.query import EVALUATION, Query, query_of
 from discreet.server.plan import Plan
-from discreet.server.run_plan import answers_of, round_settings
+from discreet.server.round import round_settings
 from discreet.server.transport import Failure
+from discreet.settings.privacy import EXAMPLE
+from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
-from discreet.simulation.client_examples import table_of
-from discreet.simulation.engine import Engine
+from discreet.simulation.client_examples import SharedExamples, TrainedExamples, shared_examples, table_of, trained_on
+from discreet.simulation.layer_sequence import LayerSequence, sequence_of
+from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
-from discreet.training.local_training import LocalSettings
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
 
+# What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
+# far more to be kept busy). Measured: benchmarks/cohort_speed.py.
+CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
+LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
+FEW, FEW_BUILT = 4, 2  # clients of a mapped model that must fit, or it gains nothing by being mapped
+_TRIED, _AGREEMENT = (7, 4), 1e-3  # the examples of clients on which it is tried, and how near they must come
 # The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
 PIECE = 2**17
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """What virtual clients are trained with.
+
+    Attributes:
+        data: the data set that all share, on the device that computes; `client_examples`: the rows that each holds.
+        chunk: the number of clients that are trained together at most.
+        workers: the number of chunks that are trained at the same time, each in a process of its own.
+        query: what clients answer by what they hold out, about the part `rated` of the model; None if nothing.
+    """
+
+    data: SharedExamples
+    client_examples: ClientExamples | TrainedExamples
+    model: LayerSequence | MappedModel
+    chunk: int
+    workers: int
+    query: Query | None = None
+    rated: nn.Module | None = None
+
+    def on(self, device: torch.device) -> Engine:
+        """The same, with its data and its models there. A chunk stays as large as it is."""
+        if device == self.data.device:
+            return self
+        if isinstance(self.model, MappedModel):
+            self.model.model.to(device)
+        if self.rated is not None:
+            self.rated.to(device)
+        return replace(self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device)))
 
 
 class BatchedTransport:
     """A `Transport` that trains chunks of the cohort, each as one computation.
 
-    The replies are those of `InProcessTransport`: with a seed every client draws from its own streams, and without one
-    the law of each draw is the same. What is held is a few chunks, however large the cohort and the population are:
-    the sum of a reply may be overwritten once the next one is asked for. A context manager, for its workers: of
-    this machine, unless `workers` makes others.
+    The replies are those of `InProcessTransport`, or without a seed of the same law. A few chunks are held, however
+    large cohort and population are: the sum of a reply may be overwritten once the next one is asked for. A context
+    manager, for its workers: of this machine, unless `workers` makes others.
     """
 
     def __init__(
@@ -54,8 +107,8 @@ class BatchedTransport:
         workers: MakesWorkers | None = None,
     ) -> None:
         self.plan, self.engine, self.accounts = plan, engine, accounts
-        answers = answers_of(plan, engine.rates.query) if engine.rates else None
-        trainer = _Trainer(plan.seed, plan.run.example.clip_norm, engine, round_settings(plan).release, answers, vector)
+        answers = answers_of(plan, engine.query) if engine.query else None
+        trainer = _Trainer(plan.seed, engine, round_settings(plan).release, answers, vector)
         self._workers = (workers or _workers_here)(trainer)
 
     def __enter__(self) -> Self:
@@ -127,7 +180,6 @@ class _Trainer:
     """All that a worker needs to do a piece of work. It holds no source of randomness, so it may travel."""
 
     seed: int | None
-    example_norm: float
     engine: Engine
     release: ServerRelease
     answers: AnswerRelease | None
@@ -151,19 +203,17 @@ class _Trainer:
         if work.request.work.query:
             assert self.answers is not None
             total = AnswerSum(self.answers)
-            total.add(self.engine.answers(work.clients, params, _sources(self.seed, work)))
+            total.add(self._answers(params, work))
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)
 
     def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialReply:
         """The sum of what the clients put into a masked sum, each with the noise of its own."""
         sources, count, request = _sources(self.seed, work), len(work.clients), work.request
-        answers = None
-        if request.work.query:
-            answers = self.engine.answers(work.clients, params, sources)
+        answers = self._answers(params, work) if request.work.query else None
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
-            updates = chunk_steps(self._chunk(work), params, self.example_norm).cpu()
+            updates = chunk_steps(self._chunk(work), params, request.run.example.clip_norm).cpu()
         elif request.work.trains:
             updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)
@@ -171,6 +221,25 @@ class _Trainer:
             answer, below = None if answers is None else answers[row], bool(norms[row] <= request.clip_norm)
             total += noised_vector(vector, Values(updates[row], below, answer), request, source)
         return PartialReply(total, 0, count, request.clip_norm)
+
+    def _answers(self, params: Tensor, work: _Work) -> Tensor:
+        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32. One computation for all."""
+        examples, query, rated = self.engine.client_examples, self.engine.query, self.engine.rated
+        assert self.answers is not None
+        assert query is not None
+        assert rated is not None
+        assert isinstance(examples, TrainedExamples)
+        held = [examples.held_out(client) for client in work.clients]
+        rows = torch.from_numpy(np.concatenate(held)).to(self.engine.data.device)
+        load_parameters(rated, params)
+        outputs, targets = outputs_of(rated, self.engine.data.read(rows)), self.engine.data.targets[rows].cpu()
+        sizes, own = [len(numbers) for numbers in held], self.answers.own
+        pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
+        answers = [query.answer(*pair) for pair in pairs]
+        if own is not None:
+            drawn = zip(answers, sizes, _sources(self.seed, work), strict=True)
+            answers = [own.noised(answer, size, source) for answer, size, source in drawn]
+        return torch.stack(answers).to(torch.float32)
 
     def _trained(self, params: Tensor, work: _Work) -> Tensor:
         """The updates of the clients, (k, num_params)."""
@@ -209,3 +278,74 @@ def _sources(seed: int | None, work: _Work) -> list[RandomSource]:
         return [secure_source()] * len(work.clients)
     seeded = seeded_source(seed)
     return [seeded.child("client", work.request.round, client) for client in work.clients]
+
+
+def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
+    """The engine for a run on a task; `dealt` in place of the run's own partition.
+
+    `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
+    """
+    run, device = plan.run, torch.device(plan.device)
+    model = model_for(plan.model, task.shape, seed=0).to(device)
+    learned, examples_read = behind_fixed(model, task.train)
+    data = shared_examples(examples_read, device)
+    client_examples = trained_on(dealt or client_examples_of(task, run.data), run.evaluation)
+    query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
+    local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
+    by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
+    layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
+    floats = client_floats(
+        learned,
+        data.read(torch.zeros(1, dtype=torch.int64, device=device)),
+        batch_size=run.training.batch_size,
+        built=by_example and isinstance(layers, MappedModel),
+    )
+    kind = "cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type
+    engine = Engine(data, client_examples, layers, chunk_size(floats, kind), 1, query, learned if query else None)
+    if isinstance(layers, MappedModel):
+        fits = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)
+        together = fits and layers.together and trains_together(layers, data, run.task, by_example=by_example)
+        engine = replace(engine, model=replace(layers, together=together))
+        engine = engine if together else engine.on(torch.device("cpu"))
+    return replace(engine, workers=len(os.sched_getaffinity(0))) if engine.data.device.type == "cpu" else engine
+
+
+def trains_together(model: MappedModel, data: SharedExamples, task: TaskConfig, *, by_example: bool) -> bool:
+    """True if clients who are trained together come to what each comes to alone, with its masks of dropout."""
+    settings = LocalSettings(1, 3, 0.01, 0.0, ExamplePrivacy(1.0, 0.1) if by_example else None, task)
+    table, found = table_of([np.arange(size) % len(data) for size in _TRIED]), []
+    for together in (True, False):
+        draws = SeededDraws([seeded_source(size) for size in _TRIED])
+        chunk = Chunk(replace(model, together=together), data, table, [settings] * len(_TRIED), draws)
+        try:
+            found.append(chunk_updates(chunk, flatten_parameters(model.model)))
+        except MISTAKES:  # vmap can't follow the forward
+            return False
+    return bool(((found[0] - found[1]).norm(dim=1) <= _AGREEMENT * found[1].norm(dim=1)).all())
+
+
+def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, built: bool = False) -> int:
+    """The number of floats that training a client reads and writes again and again: its parameters, the change of
+    these, and what a batch leaves for the backward pass; of `example` (1, ...) on the device of the model, and with
+    the gradient of each example if it is `built`."""
+    kept = 0
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+
+    def count(values: Tensor) -> Tensor:
+        nonlocal kept
+        kept += 0 if values.data_ptr() in weights else values.numel()
+        return values
+
+    model.eval()  # draws nothing
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
+        model(example)
+    to_train(model)
+    size = sum(parameter.numel() for parameter in trainable(model))
+    return (2 + batch_size * built) * size + batch_size * (kept + example.numel())
+
+
+def chunk_size(floats: int, kind: str = "cpu") -> int:
+    """The number of clients with so many floats to train together on a kind of device, so that they fit its cache."""
+    fitting = CHUNK_BYTES[kind] // (4 * floats)
+    # A model for which the cache is too small anyway still gains by fewer and larger calls.
+    return max(1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats)))))

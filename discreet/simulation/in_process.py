@@ -32,8 +32,7 @@ from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import trained_on
-from discreet.simulation.cohort import BatchedTransport
-from discreet.simulation.engine import CHUNK_BYTES, engine_of
+from discreet.simulation.cohort import CHUNK_BYTES, BatchedTransport, engine_of
 from discreet.simulation.mapped_model import MappedModel
 
 logger = logging.getLogger("discreet")
@@ -73,13 +72,8 @@ class InProcessTransport:
 
 @dataclass(frozen=True, eq=False)
 class InTheClear:
-    """Adds up in one process what masks would hide: the same integers and the same noise, without masks.
-
-    Attributes:
-      transport: asks virtual clients, whose replies are sums of noised vectors.
-      vector: what they are.
-      fewest: n - d, of how many clients at least a sum is opened.
-    """
+    """Adds up in one process what masks would hide: the same integers and the same noise, without masks. `transport`
+    asks virtual clients, whose replies are sums of noised vectors; of `fewest` = n - d clients a sum is opened."""
 
     transport: Transport
     vector: SecureSum

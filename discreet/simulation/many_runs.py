@@ -42,12 +42,7 @@ WAKE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be done.
-
-    Attributes:
-      name: in messages.
-      work: starts it, resumes it, or leaves it if it is over. It travels to other processes.
-    """
+    """A run that is to be done, with its name in messages. `work` starts it, resumes it, or leaves it if it is over."""
 
     name: str
     folder: RunFolder
@@ -55,14 +50,10 @@ class Job:
     work: Callable[[], object]
 
     def attempt(self) -> str | None:
-        """Does the run; gives the reason for which it failed, in one line, or None.
-
-        Raises:
-          BrokenPipeError: nobody reads the output any more, which is no fault of the run.
-        """
+        """Does the run; gives the reason for which it failed, in one line, or None."""
         try:
             self.work()
-        except BrokenPipeError:
+        except BrokenPipeError:  # nobody reads the output any more, which is no fault of the run
             raise
         except FAILURES as error:
             reason = first_line(error)

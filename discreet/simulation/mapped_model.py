@@ -36,13 +36,8 @@ _BY_CHANNEL = (
 
 
 class Masks(TorchFunctionMode):
-    """Within it dropout draws a client's masks as it would alone, from a generator of the client's own.
-
-    Attributes:
-        counts: of how many examples each client draws masks for now; the others keep everything.
-        width: the number of rows that a client has.
-        rows: the numbers of those that go through the model now, among all of all clients.
-    """
+    """Within it dropout draws a client's masks as it would alone, from a generator of the client's own: for `counts` of
+    each one's `width` rows, of which those numbered `rows`, among all of all clients, go through the model."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         super().__init__()
@@ -68,14 +63,7 @@ class Masks(TorchFunctionMode):
 @dataclass(frozen=True, eq=False)
 class MappedModel:
     """The models of k clients, whose trainable parameters are a list of tensors (k, ...). They share what is frozen.
-
-    Attributes:
-        model: in training mode.
-        layout: of its trainable parameters.
-        loss: one value an example.
-        together: False if its clients are trained one after the other.
-        masks: of the clients that are trained; None if it has no dropout.
-    """
+    Unless `together`, its clients are trained one after the other. `masks` is None without dropout."""
 
     model: nn.Module
     layout: ParameterLayout

@@ -56,13 +56,8 @@ TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it ca
 
 @dataclass(frozen=True)
 class Alike:
-    """What must be the same on all machines.
-
-    Attributes:
-      own_models: the names `package.module:function` of models of one's own.
-      versions: the digest or version of what may differ, by its name; those of this process.
-      token: a file in a folder that all machines share; None if they share none.
-    """
+    """What must be the same on all machines: models of one's own by their names, and the digest or version of what may
+    differ. `token`: a file in a folder that all machines share; None if they share none."""
 
     own_models: tuple[str, ...]
     versions: Mapping[str, str]
@@ -96,11 +91,8 @@ class RayCluster:
     checked: set[str] = field(default_factory=set)
 
     def check_nodes(self) -> None:
-        """Has the nodes that have joined since the last call check what they have: before each round.
-
-        Raises:
-          RunLostError: a node has something else, lacks it, or does not tell.
-        """
+        """Has the nodes that have joined since the last call check what they have: before each round. RunLostError: a
+        node has something else, lacks it, or does not tell."""
         joined = {node: name for node, name in _alive().items() if node not in self.checked}
         # A task that does nothing else.
         asked = {
@@ -139,11 +131,7 @@ class RayCluster:
 
 
 def result(task: Task, what: str) -> Any:
-    """The value of a task, and what it raised.
-
-    Raises:
-      RunLostError: the task, which is `what`, was lost again and again.
-    """
+    """The value of a task, and what it raised. RunLostError: the task, which is `what`, was lost again and again."""
     try:
         return ray.get(task)
     except RayTaskError as error:
@@ -176,13 +164,7 @@ class RayWorkers(Generic[Work]):
     So a task that Ray does again, after a process or a machine was lost, gives the same sum, or one with draws that
     nobody has seen.
 
-    Args:
-        trainer: as `discreet.simulation.cohort` has it; it is sent once to each machine.
-        cluster: where they run.
-        num_gpus: the share of a GPU that a task asks for.
-
-    Raises:
-        ConfigError: tasks ask for GPUs, and the cluster has none.
+    A task asks for the share `num_gpus` of a GPU. ConfigError: the cluster has none.
     """
 
     def __init__(self, trainer: Any, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
@@ -205,11 +187,7 @@ class RayWorkers(Generic[Work]):
         self._params = ray.put(params.cpu().numpy())
 
     def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
-        """The replies of each piece of work.
-
-        Raises:
-          RunLostError: the processes or machines that had one were lost, more than `RETRIES` times.
-        """
+        """The replies of each piece of work. RunLostError: one was lost more than `RETRIES` times."""
         for work in works:
             self._waiting.append(
                 self._cluster.start(_train, self._trainer, self._params, work, num_gpus=self._num_gpus)

@@ -25,7 +25,7 @@ from discreet.queries.scores import main_score
 from discreet.reporting.records import model_row
 from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
-from discreet.server.privacy_statement import privacy_facts
+from discreet.server.run_context import privacy_facts
 from discreet.server.run_folder import OVER, RunFolder, read_tensors, replace_file, state_of, write_json, write_tensors
 from discreet.server.state import Outcome
 from discreet.settings.compose import parse_config
@@ -84,11 +84,7 @@ class Tune:
 
 
 def read_tune(output: Path) -> Tune:
-    """The tune that was begun in a folder.
-
-    Raises:
-      ConfigError: the folder holds no unfinished tune, or its file is damaged.
-    """
+    """The tune that was begun in a folder. ConfigError: it holds no unfinished one, or its file is damaged."""
     try:
         stored = json.loads((output / TUNE_FILE).read_text())
         return Tune(**{**stored, "trials": [Trial(**trial) for trial in stored["trials"]]})
@@ -99,11 +95,7 @@ def read_tune(output: Path) -> Tune:
 
 
 def price(tune: Tune, plans: Sequence[Plan]) -> str:
-    """The number of candidates and the price of the choice, in two lines.
-
-    Raises:
-      ConfigError: there is no choice, or it would cost too much.
-    """
+    """The number of candidates and the price of the choice, in two lines. ConfigError: no choice, or too dear."""
     if all(plan.asked == plans[0].asked for plan in plans):
         raise ConfigError(
             "there must be at least two different candidates (got 1), for choosing costs epsilon: a comma lists values "
@@ -120,11 +112,7 @@ def price(tune: Tune, plans: Sequence[Plan]) -> str:
 
 
 def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
-    """The tune with its trials, each one of the candidates, uniformly; they are stored.
-
-    Raises:
-      ConfigError: the folder holds something.
-    """
+    """The tune with its trials, each one of the candidates, uniformly; stored. ConfigError: the folder is not empty."""
     if output.exists() and any(output.iterdir()):
         unfinished = (output / TUNE_FILE).exists()
         hint = ": it holds a tune that was not finished, --resume goes on with it" if unfinished else ""
@@ -144,11 +132,7 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
 
 
 def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
-    """A run for each trial, in a folder below `folder`.
-
-    Raises:
-      ConfigError: the population's account has no room for those that have not begun.
-    """
+    """A run for each trial, in a folder below `folder`. ConfigError: an account has no room for those to come."""
     require_room([plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()])
     jobs = []
     for number, trial in enumerate(tune.trials, start=1):
@@ -174,11 +158,7 @@ def _run_trial(asked: dict[str, Any], files: RunFolder) -> None:
 
 def publish_best(tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder], output: Path) -> str:
     """Publishes the best trial as OUTPUT/chosen, deletes the others, and says where it is and what the choice cost, in
-    two lines.
-
-    Raises:
-      ConfigError: the account of the population ended a trial, or repeated rounds made the choice cost too much.
-    """
+    two lines. ConfigError: the population's account ended a trial, or repeated rounds made the choice too dear."""
     require_whole(trials)
     repeated = max(DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds for f in trials)
     cost = cost_of(plans, tune.count, repeated=max(0, repeated))

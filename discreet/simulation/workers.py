@@ -40,17 +40,9 @@ KILLED = "a worker process of the simulation was killed: is there enough memory?
 
 
 class LocalWorkers(Generic[Work]):
-    """Processes, forked when the first work comes, that give replies back in the order of the work.
-
-    Args:
-        train: of parameters (num_params,) and a piece of work, the replies. Workers have it as it was when they were
-            forked, so that work and replies' numbers are all that travels.
-        count: how many processes.
-        num_params: of the model.
-        sum_length: of the sum in a reply.
-        forks: False trains in this process, when a reply is asked for: on a GPU, and if nothing can fork. Work that is
-            cut for as many processes gives the same sums.
-    """
+    """So many processes, forked when the first work comes, that give replies back in the order of the work. They have
+    `train` as it was then, so that work and replies' numbers are all that travels. Without `forks` this process trains,
+    when a reply is asked for: on a GPU, and if nothing can fork."""
 
     def __init__(self, train: Train[Work], *, count: int, num_params: int, sum_length: int, forks: bool = True) -> None:
         places = QUEUED * count + 1

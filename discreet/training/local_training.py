@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
@@ -216,23 +215,11 @@ def _rows(factors: Tensor, values: Tensor) -> Tensor:
     return factors.to(values).view(-1, *[1] * (values.dim() - 1))
 
 
-def noised_means(
-    clipped_sums: Callable[[float], Tensor], add_noise: Callable[[Tensor, float], Tensor], settings: LocalSettings
-) -> Tensor:
-    """The step of DP-SGD that every loop takes (Abadi et al. 2016, Algorithm 1): clip, sum, noise, mean.
-
-    Noise is drawn for the clip norm that clipped, also if a batch is empty. The shape is that of the sums.
-    """
-    assert settings.example is not None
-    clip_norm = settings.example.clip_norm
-    return add_noise(clipped_sums(clip_norm), clip_norm).div_(settings.batch_size)
-
-
 @torch.no_grad()
 def sgd(clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings) -> None:
     """Moves the parameters (k, ...) of clients with `sizes` examples by their optimizer, in place."""
     if settings.is_plain:
-        plain_sgd(clients, params, settings)
+        _plain_sgd(clients, params, settings)
         return
     state = first_state(settings, params, [steps_of(size, settings) for size in sizes])
     for epoch in range(settings.epochs):
@@ -243,9 +230,7 @@ def sgd(clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], 
             take_step(settings, state, current, gradients)
 
 
-@torch.no_grad()
-def plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
-    """As `sgd` for settings that are plain (`LocalSettings.is_plain`)."""
+def _plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
     velocities, keep, rate = [torch.zeros_like(values) for values in params], settings.momentum, 1.0
     if not settings.momentum:
         # A gradient goes to the parameters as it is computed: nothing of their size is written and read again.
@@ -262,16 +247,17 @@ def plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalS
 @torch.no_grad()
 def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings) -> None:
     """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see `local_update`."""
-    steps = [steps_of(size, settings) for size in sizes]
+    assert settings.example is not None
+    steps, clip_norm = [steps_of(size, settings) for size in sizes], settings.example.clip_norm
     probabilities = [sampling_probability(size, settings) for size in sizes]
     state = first_state(settings, params, steps)
     for step in range(max(steps)):
         active = sum(count > step for count in steps)
         current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
-        clipped_sums = partial(clients.clipped_sums, current, batch)
-        noised = noised_means(clipped_sums, partial(clients.add_noise, step=step), settings)
-        take_step(settings, state, current, clients.views(noised))
+        # Noise for the norm that clipped, also if a batch is empty (Abadi et al. 2016, Algorithm 1).
+        noised = clients.add_noise(clients.clipped_sums(current, batch, clip_norm), clip_norm, step=step)
+        take_step(settings, state, current, clients.views(noised.div_(settings.batch_size)))
 
 
 class Held(Protocol):

@@ -21,9 +21,8 @@ from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.plan import plan_of
-from discreet.server.round import dp_fedavg_round
+from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.run_folder import RunFolder, RunSecrets, read_status
-from discreet.server.run_plan import round_settings
 from discreet.server.state import State
 from discreet.settings.client_settings import ClientSettings
 from tests.deployment.held_server import EVERYBODY, federation_with, kept_main

@@ -15,6 +15,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from discreet.data.datasets import load_task
+from discreet.evaluation.private_evaluation import statistics_noise
 from discreet.evaluation.private_statistics import ask, with_range
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.sums import AnswerSum, answer_round
@@ -26,7 +27,6 @@ from discreet.queries.query import Query, shape_of_data
 from discreet.queries.statistic_answers import statistic_blocks
 from discreet.server.plan import planned, resolve_noise
 from discreet.server.run_context import RunContext
-from discreet.server.run_plan import statistics_noise
 from discreet.server.session import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS

@@ -32,9 +32,8 @@ from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.plan import plan_of
 from discreet.server.resuming import asked_settings
-from discreet.server.round import CohortSampling
+from discreet.server.round import CohortSampling, round_settings
 from discreet.server.run_folder import SECRETS, RunFolder, RunSecrets
-from discreet.server.run_plan import round_settings
 from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError

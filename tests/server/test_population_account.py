@@ -86,14 +86,6 @@ def test_the_second_run_is_ended_by_what_the_first_one_spent(path: Path) -> None
     assert (folder / "model.safetensors").exists()
 
 
-def test_private_evaluation_is_charged_to_the_account_as_well(path: Path) -> None:
-    words = ("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=20")
-    folder = run(path, "first", "rounds=3", *words)
-    own = DurableLedger(folder / "ledger.db").spent("user")
-    assert own.num_releases > 3  # the rounds, and at least one rating that did not share the cohort of a round
-    assert {*account(path).total().entries} == {*own.entries}
-
-
 def test_an_accounts_own_limit_holds_whatever_a_run_asks_for(tmp_path: Path) -> None:
     path = tmp_path / "people.db"
     create_account(path, PEOPLE, max_epsilon=0.7)

@@ -1,4 +1,4 @@
-"""Many runs: what is said and refused; as tasks of Ray the numbers of one after the other, and nothing is forgotten."""
+"""Chunks of clients and whole runs as tasks of Ray: the numbers of one after the other, and nothing is forgotten."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("ray")
 import ray
+import torch
 
 from discreet.cli import sweep as cli
 from discreet.ledger.durable_ledger import DurableLedger
@@ -22,12 +23,14 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import many_runs, ray_cluster
-from discreet.simulation.in_process import simulate
+from discreet.simulation.cohort import Engine
+from discreet.simulation.in_process import check, simulate
 from discreet.simulation.many_runs import Job, check_parallel, run_all
-from discreet.simulation.ray_cluster import connected
+from discreet.simulation.ray_cluster import RayCluster, RayWorkers, connected
 from tests.command import simulate as main
-from tests.command import simulate as simulate_command
+from tests.simulation.chunks import Clients
 from tests.simulation.crash import plant
+from tests.simulation.test_cohort import ALIKE, BatchedTransport, charges, kept
 
 SMALL = (
     *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
@@ -41,10 +44,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[RayCluster]:
     """Two CPUs of this machine."""
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
-    yield
+    with connected(None) as found:
+        yield found
     ray.shutdown()
 
 
@@ -107,17 +111,15 @@ def test_a_machine_that_does_not_see_the_run_folders_is_refused(tmp_path: Path) 
         pass
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_run_that_charges_an_account_stays_on_the_machine_of_the_sweep(tmp_path: Path) -> None:
+def test_a_run_that_charges_an_account_stays_on_the_machine_of_the_sweep(cluster: RayCluster, tmp_path: Path) -> None:
     words = ("privacy.user.account=people.db", "sampling.population_name=people")
     started: list[bool] = []
     watched: Any = SimpleNamespace(start=lambda *_, here, **__: started.append(here))
     for number, more in enumerate((words, ())):
         many_runs._started(job(tmp_path / str(number), simulate, *more), watched)
     assert started == [True, False]
-    with connected(None) as cluster:
-        asked = cluster.start(node_of_task, here=True)
-        assert ray_cluster.result(asked, "a task") == ray.get_runtime_context().get_node_id()
+    asked = cluster.start(node_of_task, here=True)
+    assert ray_cluster.result(asked, "a task") == ray.get_runtime_context().get_node_id()
 
 
 def node_of_task() -> str:
@@ -152,7 +154,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
     there = f"hydra.sweep.dir={tmp_path}"
     with monkeypatch.context() as patch:
         patch.setattr(cli, "simulate", failing)
-        assert simulate_command(["--multirun", *TINY, "server.learning_rate=0.5,1,2", there]) == 1
+        assert main(["--multirun", *TINY, "server.learning_rate=0.5,1,2", there]) == 1
     said = capsys.readouterr().out.splitlines()
     assert "run 3 of 3 (server.learning_rate=2) has ended: 3 of 3 runs, 1 failed" in said
     assert said[-3:] == [
@@ -160,7 +162,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
         "  run 2 of 3 (server.learning_rate=1): OSError: no space left",
         f"to repeat them: discreet simulate --multirun resume=true {there}",
     ]
-    assert simulate_command(["--multirun", "resume=true", there]) == 0
+    assert main(["--multirun", "resume=true", there]) == 0
 
 
 def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
@@ -179,3 +181,75 @@ def test_runs_that_can_not_share_a_cluster_are_refused() -> None:
         check_parallel([planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")])
     with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
         check_parallel([planned(load_config(["device=cuda"]))])
+
+
+ONE_ROUND = (
+    *("seed=64019", "rounds=1", "data.num_clients=5", "training.epochs=1", "training.batch_size=64"),
+    *("model.name=linear", "sampling.kind=everyone", "privacy.accountant=rdp", "privacy.user.too_noisy=warn"),
+)
+NOISED = "privacy.user.noise_multiplier=1"
+NO_USER = "privacy.user.enabled=false"
+KINDS = {
+    "user level": (NOISED, "training.batch_size=8", "data.num_clients=40"),
+    "example level": (NOISED, "privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9"),
+    "an own model with dropout": (NOISED, "model.name=benchmarks.own_models:dropping"),
+    "local": (NO_USER, "privacy.local.epsilon=20", "privacy.local.kind=gaussian"),
+    "secure": (NOISED, "privacy.user.aggregation=secure"),
+    "shared step": (
+        *(NO_USER, "privacy.example.enabled=true", "privacy.example.aggregation=secure", "training.batch_size=300"),
+        *("privacy.example.noise_multiplier=1", "training.momentum=0"),
+    ),
+    "rated": (NOISED, "evaluation.kind=private", "evaluation.every=1", "evaluation.noise_multiplier=2"),
+}
+# Ray leaves files of its processes to the collector.
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_numbers_are_those_of_forked_workers_to_the_last_bit(
+    name: str, cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    found = []
+    for engine in ("batched", "ray"):
+        simulate(load_config([*ONE_ROUND, *KINDS[name], f"engine={engine}", f"output_dir={tmp_path / engine}"]))
+        folder = RunFolder(tmp_path / engine)
+        rows = [{key: value for key, value in row.items() if key != "seconds"} for row in folder.read_metrics()]
+        found.append((folder.load_checkpoint().params.tolist(), charges(folder), rows))
+    assert found[0] == found[1]
+
+
+def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster) -> None:
+    """What tells these clients apart is the order of their examples: two of 20 are alike once in 10^20 runs."""
+    some = Clients("logistic_regression", (4,), (30, 3))
+    config = load_config([*ONE_ROUND, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
+    engine = Engine(some.shared, ALIKE, some.layers, chunk=1, workers=1)
+    with BatchedTransport(
+        planned(config), engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)
+    ) as asked:
+        replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
+        assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU on this machine")
+def test_a_chunk_that_asks_for_a_gpu_is_trained_there(cluster: RayCluster, tmp_path: Path) -> None:
+    ends = []
+    for words in (["engine=batched"], ["engine=ray", "ray.num_gpus=0.5"]):
+        folder = f"output_dir={tmp_path / words[0]}"
+        ends.append(simulate(load_config([*ONE_ROUND, *KINDS["user level"], *words, folder])).checkpoint.params)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["device=cuda"], r"device must be cpu with engine=ray"),
+        (
+            [NO_USER, "privacy.local.epsilon=9", "privacy.local.kind=laplace_step", "training.epochs=1"],
+            r"engine=ray does not cover",
+        ),
+        (["ray.num_gpus=2"], r"ray\.num_gpus must be within \[0, 1\]"),
+    ],
+)
+def test_what_ray_does_not_do_is_refused_before_it_starts(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(load_config(["engine=ray", *words]))

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
-from discreet.models.models import build_model, flatten_parameters
-from discreet.node.nodes import share_of
+from discreet.models.models import flatten_parameters
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.settings.compose import load_config
-from discreet.settings.data import DataConfig
 from discreet.settings.training import TaskConfig
-from discreet.simulation.in_process import simulate
 from discreet.training.local_training import (
     ExamplePrivacy,
     LocalSettings,
@@ -30,7 +24,7 @@ from discreet.training.local_training import (
     take_step,
 )
 from tests.models.test_frozen import MODELS, built
-from tests.node.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian, write
+from tests.node.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian
 
 RATE, MOMENTUM, CLIP = 0.3, 0.7, 0.4
 
@@ -130,29 +124,6 @@ def test_the_noise_of_a_step_has_the_standard_deviation_of_sigma_c_over_b() -> N
     assert not rejects_gaussian(noise, stddev)
     assert rejects_gaussian(noise, 0.9 * stddev)
     assert rejects_gaussian(noise, 1.1 * stddev)
-
-
-def test_without_noise_and_clip_the_federation_is_plain_fedavg(tmp_path: Path) -> None:
-    words = ["rounds=2", "seed=7703", "data.num_clients=4", "model.name=logistic_regression", "sampling.kind=everyone"]
-    words += ["training.epochs=2", "training.batch_size=1000", f"training.learning_rate={RATE}", "server.momentum=0"]
-    outcome = simulate(load_config([*words, "privacy.user.enabled=false", f"output_dir={tmp_path / 'run'}"]))
-
-    task = load_task("digits", path=None)
-    shares = [share_of(DataConfig(num_clients=4), number) for number in range(4)]
-    model = build_model("logistic_regression", task.shape.input_shape, task.shape.num_classes, seed=7703)
-    params = params_of(model)
-    for _ in range(2):
-        updates = []
-        for share in shares:
-            write(model, params)
-            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-            for _ in range(2):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(share.inputs), share.targets).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            updates.append(params_of(model) - params)
-        params = params + torch.stack(updates).mean(0)
-    assert close(outcome.checkpoint.params, params, atol=1e-5)
 
 
 OF_ADAM, STEPS = 0.05, 7

@@ -1,4 +1,4 @@
-"""Losses of one value an example are PyTorch's on it alone, and a run learns by the one that fits its data."""
+"""Losses of one value an example are those of PyTorch on it alone, and `to_group_norm` leaves nothing else to read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from discreet.per_example.objective import PADDING, Loss, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.training import TaskConfig
+from discreet.training.group_norm import to_group_norm
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from discreet.training.losses import LOSSES, loss_of, per_example_loss
+from tests.node.clients import clipped, gradients
 from tests.per_example.test_per_example_oracle import clipped_sum, single_gradients
 from tests.sequences import BUILDERS, TAGS, built, sequences
 
@@ -41,9 +43,9 @@ CRITERIA: list[nn.Module] = [
 
 def assert_a_loop_agrees(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss) -> None:
     gradients = single_gradients(model, inputs, targets, loss=loss)
-    for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
+    for order, sum_of in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
         options = {"clip_norm": 0.7, "loss": loss}
-        total, norms = clipped(model, inputs, targets=targets, **options)  # type: ignore[operator]
+        total, norms = sum_of(model, inputs, targets=targets, **options)  # type: ignore[operator]
         wanted, wanted_norms = clipped_sum(gradients, 0.7, order=order)
         torch.testing.assert_close(norms.double(), wanted_norms, rtol=2e-4, atol=1e-6)
         assert float((total.double() - wanted).norm()) <= 1e-3 * 0.7
@@ -149,3 +151,41 @@ def test_a_clients_step_is_that_of_a_loop_over_its_sequences(private: bool) -> N
     settings = LocalSettings(1, 9, rate, 0.0, example)
     found = local_update(model, start, data, settings=settings, source=seeded_source(4409))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+IMAGES = (3, 3, 16, 16)
+
+
+def resnet() -> nn.Module:
+    """A stem and a stage of a ResNet, its BatchNorms with weights, biases and statistics as after training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(60427)
+        stem = [nn.Conv2d(3, 8, 7, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        stage = [nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
+        model = nn.Sequential(*stem, *stage, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                nn.init.normal_(layer.weight, 1.0, 0.2)
+                nn.init.normal_(layer.bias)
+    return model
+
+
+def images() -> Tensor:
+    return torch.randn(IMAGES, generator=torch.Generator().manual_seed(8123))
+
+
+def test_no_example_of_a_converted_resnet_changes_the_outputs_of_another() -> None:
+    plain, model = resnet(), to_group_norm(resnet())
+    for network, mixes in ((plain, True), (model, False)):
+        alone = torch.cat([network(one) for one in images().flip(0).split(1)]).flip(0)
+        assert torch.allclose(network(images()), alone, atol=1e-5) is not mixes
+
+
+def test_a_converted_resnet_trains_per_example() -> None:
+    model, inputs, targets = to_group_norm(resnet()), images(), torch.tensor([1, 4, 7])
+    with pytest.raises(ValueError, match="BatchNorm"):
+        clipped_gradient_sum(resnet(), inputs, targets=targets, clip_norm=0.5)
+    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
+    each = gradients(model, Examples(inputs, targets))
+    assert float(norms.min()) > 0.5
+    torch.testing.assert_close(total, clipped(each, 0.5), rtol=1e-4, atol=1e-5)
