@@ -52,7 +52,8 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, ro
         raise ConfigError(f"client {client} has room for 1 .. {count} canaries (got {canaries})")
     settings, source = local_settings(plan.run, count), source_of(plan.seed).child("audit")
     assert settings.example is not None
-    noise, drawn = settings.example.noise_multiplier, draw_canaries(canaries, _size(model), source.child("canaries"))
+    noise, size = settings.example.noise_multiplier, sum(parameter.numel() for parameter in trainable(model))
+    drawn = draw_canaries(canaries, size, source.child("canaries"))
     seen = [
         _scores_of(OneClient(model, examples, settings, source.child("round", number)), drawn, noise)
         for number in range(plan.run.rounds if rounds is None else rounds)
@@ -72,10 +73,6 @@ def model_and_examples(plan: Plan, task: Task, client: int) -> tuple[nn.Module, 
     """The model before the first round, and a client's examples, behind the part of the model that is fixed."""
     examples = task.train.subset(torch.from_numpy(client_examples_of(task, plan.run.data).examples(client)))
     return behind_fixed(model_for(plan.model, task.shape, seed=0), examples)
-
-
-def _size(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in trainable(model))
 
 
 def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:

@@ -62,7 +62,6 @@ class Federation:
     folder: Path
     pause: float = SHORTEST_PAUSE
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     port: int = field(default_factory=free_port)
     proxy_port: int = field(default_factory=free_port)
 
@@ -78,10 +77,8 @@ class Federation:
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a process with a log of its own, which a later one of the same name goes on with."""
-        process = start(command, self.log(name), folder=self.folder, environment=self.environment)
-        self.processes[name] = process
-        self.started.append(process)
-        return process
+        self.processes[name] = start(command, self.log(name), folder=self.folder, environment=self.environment)
+        return self.processes[name]
 
     def log(self, name: str) -> Path:
         """The file that a process writes."""
@@ -157,7 +154,7 @@ class Federation:
 
     def kill(self, name: str) -> None:
         """kill -9 for a process and everything that it has started itself; what that started ends when it notices."""
-        process = self.processes.pop(name)
+        process = self.processes[name]
         children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         for pid in (process.pid, *children):
             with suppress(ProcessLookupError):
@@ -166,17 +163,17 @@ class Federation:
 
     def end(self, name: str) -> None:
         """SIGTERM, and waits for the end."""
-        process = self.processes.pop(name)
+        process = self.processes[name]
         process.terminate()
         wait_until(lambda: process.poll() is not None, START_SECONDS, f"{name} has ended")
 
     def stop(self) -> None:
         """Ends every process of this federation, whoever started it."""
-        for process in self.started:
+        for process in self.processes.values():
             process.terminate()
         # Flower starts some processes in sessions of their own.
         end_carrying("FLWR_HOME", str(self.home), signal.SIGTERM, signal.SIGKILL)
-        for process in self.started:
+        for process in self.processes.values():
             process.wait(timeout=END_SECONDS)
 
 
