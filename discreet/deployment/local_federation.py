@@ -62,6 +62,7 @@ class Federation:
     folder: Path
     pause: float = SHORTEST_PAUSE
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     port: int = field(default_factory=free_port)
     proxy_port: int = field(default_factory=free_port)
 
@@ -77,8 +78,10 @@ class Federation:
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a process with a log of its own, which a later one of the same name goes on with."""
-        self.processes[name] = start(command, self.log(name), folder=self.folder, environment=self.environment)
-        return self.processes[name]
+        process = start(command, self.log(name), folder=self.folder, environment=self.environment)
+        self.processes[name] = process
+        self.started.append(process)
+        return process
 
     def log(self, name: str) -> Path:
         """The file that a process writes."""
@@ -154,7 +157,7 @@ class Federation:
 
     def kill(self, name: str) -> None:
         """kill -9 for a process and everything that it has started itself; what that started ends when it notices."""
-        process = self.processes[name]
+        process = self.processes.pop(name)
         children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         for pid in (process.pid, *children):
             with suppress(ProcessLookupError):
@@ -163,17 +166,17 @@ class Federation:
 
     def end(self, name: str) -> None:
         """SIGTERM, and waits for the end."""
-        process = self.processes[name]
+        process = self.processes.pop(name)
         process.terminate()
         wait_until(lambda: process.poll() is not None, START_SECONDS, f"{name} has ended")
 
     def stop(self) -> None:
         """Ends every process of this federation, whoever started it."""
-        for process in self.processes.values():
+        for process in self.started:
             process.terminate()
         # Flower starts some processes in sessions of their own.
         end_carrying("FLWR_HOME", str(self.home), signal.SIGTERM, signal.SIGKILL)
-        for process in self.processes.values():
+        for process in self.started:
             process.wait(timeout=END_SECONDS)
 
 

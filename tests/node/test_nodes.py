@@ -58,15 +58,6 @@ def asks(run: Settings, query: str) -> TrainRequest:
     return replace(request(run), work=Work(trains=False, query=query))
 
 
-def test_a_node_says_what_its_data_are_like_without_a_model() -> None:
-    asked = asks(run_of(*ASKED), "normalise")
-    answer = client_of(asked, NODE).answer(asked, torch.zeros(0)).answer
-    assert answer is not None
-    inputs = share_of(run_of().data, 1).inputs.double() * 2 - 1
-    moments = torch.stack([inputs.mean(), (2 * inputs.square() - 1).mean()]) / 2**0.5
-    assert torch.allclose(answer, moments.float(), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("words", "query"),
     [
