@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk, get_fab_filename
+from flwr.cli.install import install_from_fab
 
-from discreet.deployment.approve import main as approve
 from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
 from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, wait_until, write_connection
 from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
@@ -135,7 +135,7 @@ class AloneNode:
         project = tomllib.loads((self.deployment.folder / "pyproject.toml").read_text())
         app = self.folder / get_fab_filename(project, hashlib.sha256(built).hexdigest())
         app.write_bytes(built)
-        assert approve([str(app), "--folder", str(self.folder / "approved")]) == 0
+        install_from_fab(app, self.folder / "approved", skip_prompt=True)
         if os.getuid() == 0:
             give_to(self.folder, IMAGE_USER)
         self.server = "nowhere:1"
