@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from flwr.cli.install import install_from_fab
 
 from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
 from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, wait_until, write_connection
-from tests.deployment.engine import REPOSITORY, Engine, container_engine, copy_of_the_tree, fetch_torch
+from tests.deployment.engine import Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
 pytestmark.append(pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"))  # of Flower's build
@@ -158,9 +157,8 @@ class AloneNode:
         """Makes its key known to the server, as a person would, and starts it."""
         self.server = server
         home = self.deployment.write_connection()
-        command = [sys.executable, "-m", "discreet.deployment.certificates", "--folder", str(self.secrets), "register"]
-        environment = flower_environment(home) | {"PYTHONPATH": str(REPOSITORY)}
-        subprocess.run([*command, CONNECTION, "hospital-a"], env=environment, check=True)
+        command = ["flwr", "supernode", "register", str(self.secrets / "public" / "hospital-a.pub"), CONNECTION]
+        subprocess.run([*command, "--name", "hospital-a"], env=flower_environment(home), check=True)
         self.compose("run", "--rm", "node", *CREATE_LEDGER)
         self.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
 
