@@ -31,8 +31,8 @@ from discreet.training.local_training import OneClient, dp_sgd, example_event, s
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
 
-def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, rounds: int | None = None) -> Experiment:
-    """Trains a client by DP-SGD as a run does, with canaries among its examples, and scores them.
+def audit_examples(plan: Plan, task: Task, *, canaries: int, rounds: int | None = None) -> Experiment:
+    """Trains client 0 by DP-SGD as a run does, with canaries among its examples, and scores them.
 
     The client keeps its number of examples: its last ones become canaries. A canary that is out contributes nothing, as
     zero-out neighbours have it; with `data.public_num_examples` it is not there at all.
@@ -46,12 +46,13 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, ro
     """
     if not plan.noised(EXAMPLE):
         raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
-    model, examples = model_and_examples(plan, task, client)
+    model, examples = model_and_examples(plan, task)
     if not 1 <= canaries <= (count := len(examples)):
-        raise ConfigError(f"client {client} has room for 1 .. {count} canaries (got {canaries})")
+        raise ConfigError(f"client 0 has room for 1 .. {count} canaries (got {canaries})")
     settings, source = local_settings(plan.run, count), source_of(plan.seed).child("audit")
     assert settings.example is not None
-    noise, drawn = settings.example.noise_multiplier, draw_canaries(canaries, _size(model), source.child("canaries"))
+    noise, size = settings.example.noise_multiplier, sum(parameter.numel() for parameter in trainable(model))
+    drawn = draw_canaries(canaries, size, source.child("canaries"))
     seen = [
         _scores_of(OneClient(model, examples, settings, source.child("round", number)), drawn, noise)
         for number in range(plan.run.rounds if rounds is None else rounds)
@@ -67,14 +68,10 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, client: int = 0, ro
     return Experiment("example level", observed([(once, scores) for scores in seen], claim), facts, releases)
 
 
-def model_and_examples(plan: Plan, task: Task, client: int) -> tuple[nn.Module, Examples]:
-    """The model before the first round, and a client's examples, behind the part of the model that is fixed."""
-    examples = task.train.subset(torch.from_numpy(client_examples_of(task, plan.run.data).examples(client)))
+def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:
+    """The model before the first round, and the examples of client 0, behind the part of the model that is fixed."""
+    examples = task.train.subset(torch.from_numpy(client_examples_of(task, plan.run.data).examples(0)))
     return behind_fixed(model_for(plan.model, task.shape, seed=0), examples)
-
-
-def _size(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in trainable(model))
 
 
 def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:

@@ -29,7 +29,6 @@ class Asked:
     federation: bool = False
     canaries: int | None = None
     rounds: int | None = None
-    client: int = 0
     runs: int = 1
     honest: int | None = None
 
@@ -56,10 +55,9 @@ def experiment_of(config: Settings, asked: Asked) -> Experiment:
     if asked.federation:
         return audit_federation(plan, canaries=asked.canaries or min(half, NODES), runs=asked.runs)
     if of == EXAMPLE and server is not None and server.guarantee == EXAMPLE:
-        return audit_shared_step(plan, task, releases=releases, client=asked.client)
+        return audit_shared_step(plan, task, releases=releases)
     if of == EXAMPLE:
-        canaries = asked.canaries or MOST_CANARIES
-        return audit_examples(plan, task, canaries=canaries, client=asked.client, rounds=asked.rounds)
+        return audit_examples(plan, task, canaries=asked.canaries or MOST_CANARIES, rounds=asked.rounds)
     if of == LOCAL:
         return audit_local(plan, releases=releases, rounds=1 if asked.rounds is None else asked.rounds)
     if of == STATISTICS:

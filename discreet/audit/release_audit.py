@@ -199,10 +199,8 @@ def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
     return Repeated("statistics", USER, [(event, score)], facts=facts).experiment(plan, releases)
 
 
-def audit_shared_step(
-    plan: Plan, task: Task, *, releases: int, client: int = 0, make: MakeVector = noised_vector
-) -> Experiment:
-    """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an example of a client by
+def audit_shared_step(plan: Plan, task: Task, *, releases: int, make: MakeVector = noised_vector) -> Experiment:
+    """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an example of client 0 by
     what it moves the opened sum by.
 
     The canary is the one with the longest gradient, after its inputs were made far larger. It goes the way of all
@@ -215,15 +213,14 @@ def audit_shared_step(
     settings = round_settings(plan)
     if not isinstance(settings.release, MaskedSum) or not plan.noised(EXAMPLE):
         raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
-    request, params, without, within = step_parts(plan, task, client)
+    request, params, without, within = step_parts(plan, task)
     added, start = within.update - without.update, initial_state(params, clip_norm=math.inf)
     silent = replace(without, update=torch.zeros_like(added))
     parts = [(request, values) for values in (within, without, silent)]
     replies, canary = vectors(settings.release.vector, make, parts), added.double() / settings.release.norm(math.inf)
     score = _of_round(settings, start, replies, Canary(canary), known=without.update)
     rounds = [(settings.event_of(1), score)]
-    name, facts = "a step that clients share", {"client": client}
-    return Repeated(name, EXAMPLE, rounds, cohort_sampling(plan), facts).experiment(plan, releases)
+    return Repeated("a step that clients share", EXAMPLE, rounds, cohort_sampling(plan)).experiment(plan, releases)
 
 
 def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
@@ -277,11 +274,11 @@ def _released(privacy: LocalPrivacy, training: LocalSettings, included: int, sou
     return release_step(model, examples, training=training, privacy=privacy, source=source)
 
 
-def step_parts(plan: Plan, task: Task, client: int) -> tuple[TrainRequest, Tensor, Values, Values]:
-    """The request of a run's first step, its parameters, and a client's answer without the canary and with it."""
-    model, examples = model_and_examples(plan, task, client)
+def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, Values, Values]:
+    """The request of a run's first step, its parameters, and client 0's answer without the canary and with it."""
+    model, examples = model_and_examples(plan, task)
     if len(examples) == 0:
-        raise ConfigError(f"client {client} has no example that could be a canary")
+        raise ConfigError("client 0 has no example that could be a canary")
     request, params = TrainRequest(1, math.inf, plan.run), flatten_parameters(model)
     canary = _worst_of(examples, model, plan.run)
     more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))

@@ -8,7 +8,7 @@ estimate. The claim is refuted if a bound passes it at the false-alarm rate. Tha
 --federation runs a SuperLink, its node proxy, a ServerApp and canaries that connect as nodes, each a process.
 
 --canaries: at user level clients of each run (half of the population, at most 500; nodes of a federation: at most 40);
-at example level examples of the client (500); of masked sums of either level, and with --of local, evaluation or
+at example level examples of client 0 (500); of masked sums of either level, and with --of local, evaluation or
 statistics: releases with the canary, and as many without it or with its opposite (2000).
 
 examples:
@@ -45,8 +45,7 @@ def command(
     federation: Annotated[bool, Option("--federation", help="user level: in a federation of processes")] = False,
     canaries: Annotated[int | None, Option(metavar="N", min=1, help="see above")] = None,
     of: Annotated[Of | None, Option(help="the guarantee (the first that is on), or what is asked of data")] = None,
-    rounds: Annotated[int | None, Option(help="example level: of the client (all); local: of the schedule (1)")] = None,
-    client: Annotated[int, Option(help="example level: whose examples")] = 0,
+    rounds: Annotated[int | None, Option(help="example level: of client 0 (all); local: of the schedule (1)")] = None,
     runs: Annotated[int, Option(help="user level: how many runs, each with canaries of its own")] = 1,
     honest: Annotated[int | None, Option(help="user level: other clients that train; 0 is fastest (all)")] = None,
     output: Annotated[Path | None, Option(metavar="FOLDER", help="for audit.json and audit.svg (audits/TIME)")] = None,
@@ -60,7 +59,7 @@ def command(
     config = RunFolder(run.expanduser().resolve()).read_config() if run else asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
     with ending(lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"):
-        experiment = experiment_of(config, Asked(of, federation, canaries, rounds, client, runs, honest))
+        experiment = experiment_of(config, Asked(of, federation, canaries, rounds, runs, honest))
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")
     write_audit(folder, experiment, verdict)

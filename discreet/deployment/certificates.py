@@ -6,7 +6,6 @@
     node NAME ...   nodes/NAME.key for the node alone, and public/NAME.pub for the server; run it where the node is
     peers           public/peers.json, all public/NAME.pub, for secure aggregation: a copy at each node, of which people
                     compare the fingerprints that are printed
-    register CONNECTION NAME ...    makes public/NAME.pub known to the running SuperLink of a Flower connection
 
 Nothing that exists is ever overwritten: a lost key can't be made again.
 """
@@ -45,7 +44,7 @@ PEERS_FILE = "peers.json"
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
 # Always in the server's certificate: how it is reached on its own host, and inside docker-compose.yml.
 OWN_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
-NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0, "register": 2}  # how many a command needs
+NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0}  # how many a command needs
 
 
 def make_authority(folder: Path) -> None:
@@ -121,9 +120,7 @@ def fingerprint(public_key: str) -> str:
 
 def register_node(public_key: Path, *, connection: str) -> bool:
     """Makes a node's public key known to the SuperLink of a Flower connection; False if it is known already.
-    ConfigError if the file is missing, or the SuperLink refuses."""
-    if not public_key.is_file():
-        raise ConfigError(f"{public_key} is missing: scripts/certs node {public_key.stem} makes it")
+    ConfigError if the SuperLink refuses."""
     # Flower's command line in this process: importing it takes a second, and a federation may have many nodes.
     import click
     from flwr.cli.app import app
@@ -188,12 +185,6 @@ def _write(contents: Mapping[Path, bytes]) -> None:
 
 
 def _run(command: str, names: Sequence[str], folder: Path) -> None:
-    if command == "register":
-        connection, *nodes = names
-        for name in nodes:
-            new = register_node(folder / "public" / f"{name}.pub", connection=connection)
-            print(f"scripts/certs: {name} {'is registered' if new else 'was registered already'}")
-        return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     match command:
         case "all":

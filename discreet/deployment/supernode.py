@@ -23,8 +23,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
 from discreet.node.policy import policy_from
-from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, read_member
-from discreet.protocol.simulated import MembershipFiles
+from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, files_of, read_member
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
 
@@ -71,9 +70,8 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
         logger.info("DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example", declared)
     if arguments.peers is not None:
         with _about("--peers"):
-            files = MembershipFiles(str(config[NAME]), *(Path(str(config[name])) for name in (KEY, PEERS, STATE)))
-            count = len(read_member(files)[1].keys)
-        logger.info("secure aggregation: this node is %s among %d", files.name, count)
+            count = len(read_member(files_of(None, config))[1].keys)
+        logger.info("secure aggregation: this node is %s among %d", config[NAME], count)
     with _about("--ledger"):
         DurableLedger(arguments.ledger).check()
     if arguments.data is not None and arguments.task is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,6 +18,8 @@ from discreet.settings.privacy import GUARANTEES
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+logger = logging.getLogger("discreet.client")
 
 REMEMBERED = 100_000  # how many clients' ledgers are kept in memory; beyond it they are read from disk again
 
@@ -120,6 +124,16 @@ def accounts_of(run: ClientSettings, virtual: VirtualClient | None, node_config:
     ledger = DurableLedger(Path(str(node_config["ledger"])))
     ledger.check()
     return Accounts(ledger, run.delta, run.accountant)
+
+
+def say_spent(event: str, what: str, number: int, **spent: float) -> None:
+    """Logs what a node has sent in a round, and what it has spent by its own account, by guarantee."""
+    known = [f"{name} {value:.4g}" for name, value in spent.items() if 0 < value < math.inf]
+    logger.info(
+        "round %d: %s sent; spent by this node's own account: epsilon %s",
+        *(number, what, ", ".join(known) or "none"),
+        extra={"fields": {"event": event, "round": number} | {f"epsilon_{name}": spent[name] for name in spent}},
+    )
 
 
 # Clients with the same history share one computation.

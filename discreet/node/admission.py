@@ -18,7 +18,7 @@ from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import ClientRound, Unreachable
 from discreet.mechanisms.mechanism_table import mechanisms_of, own_noise
 from discreet.node.account import Accounts, Budget, Refused
-from discreet.node.policy import ClientPolicy, as_declared, budgets_of, check_policy
+from discreet.node.policy import ClientPolicy, budgets_of, check_policy
 from discreet.protocol.messages import TrainRequest
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.training.local_training import (
@@ -88,7 +88,9 @@ def admit(
     Raises:
       ConfigError: the number of examples that the owner declares does not go with the run.
     """
-    request = replace(request, run=as_declared(request.run, policy))
+    run, declared = request.run, policy.public_num_examples
+    if declared is not None:  # either number is a constant, and what it costs is charged: add-or-remove holds with both
+        request = replace(request, run=replace(run, data=replace(run.data, public_num_examples=declared)))
     asked = {size: _asked(request, size, policy) for size in set(sizes.values())}
     while True:
         found, charges = dict[str, Admitted | Refused](), list[Charge]()

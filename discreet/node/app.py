@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from flwr.clientapp import ClientApp
 
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.logs import log_to
-from discreet.node.account import Refused
+from discreet.node.account import Refused, say_spent
 from discreet.node.secure_aggregation import answer_masking
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import (
     REFUSED_CODE,
     Floats,
     MalformedMessage,
-    TrainReply,
     encode_arrays,
     read_content,
     reply_numbers,
@@ -73,7 +71,7 @@ class DPClient(NumPyClient):
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
         reply = client_of(request, self.node_config, self.node_id).answer(request, params)
         if request.virtual is None:
-            _say_spent(reply)
+            say_spent("update", "update", request.round, example=reply.epsilon_example, local=reply.epsilon_local)
         answers = [] if reply.answer is None else [reply.answer.numpy()]
         return [reply.update.numpy(), *answers], UNIFORM_WEIGHT, reply_numbers(reply)
 
@@ -134,13 +132,3 @@ def answered(message: Message, work: Callable[[], RecordDict]) -> Message:
 def _log_of_node(simulated: bool) -> None:
     if not simulated and not logger.hasHandlers():
         log_to(sys.stdout, name="discreet.client")
-
-
-def _say_spent(reply: TrainReply) -> None:
-    spent = {"epsilon_example": reply.epsilon_example, "epsilon_local": reply.epsilon_local}
-    known = [f"{name.removeprefix('epsilon_')} {value:.4g}" for name, value in spent.items() if 0 < value < math.inf]
-    logger.info(
-        "round %d: update sent; spent by this node's own account: epsilon %s",
-        *(reply.round, ", ".join(known) or "none"),
-        extra={"fields": {"event": "update", "round": reply.round, **spent}},
-    )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism_table import masked_mechanism
-from discreet.node.account import Accounts, Refused
+from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
 from discreet.node.nodes import client_of
 from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
@@ -94,11 +94,6 @@ class MaskedWork:
         """Logs what has left: a masked vector of so many bytes, and what this client has spent by its own account."""
         if self.request.virtual is not None or self.accounts is None:
             return
-        name = f"epsilon_{self.guarantee}"
-        spent = self.accounts.epsilon(self.accounts.spent(self.guarantee, self.data_owner))
-        logger.info(
-            "round %d: a masked vector of %d bytes (%d bits a value) sent; spent by this node's own account: epsilon "
-            "%s %.4g",
-            *(self.request.round, size, self.sums.bits, self.guarantee, spent),
-            extra={"fields": {"event": "masked", "round": self.request.round, name: spent, "bytes": size}},
-        )
+        spent = {self.guarantee: self.accounts.epsilon(self.accounts.spent(self.guarantee, self.data_owner))}
+        what = f"a masked vector of {size} bytes ({self.sums.bits} bits a value)"
+        say_spent("masked", what, self.request.round, **spent)

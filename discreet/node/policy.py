@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,18 +112,6 @@ def _value(key: str, value: object) -> Any:
     with suppress(ValueError):
         value = float(value) if isinstance(value, str) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def as_declared(run: ClientSettings, policy: ClientPolicy) -> ClientSettings:
-    """The run's settings as they hold at a client: the number of examples that its owner declares goes before the
-    run's. The server's choice can't weaken add-or-remove, as either is a constant, and what it costs is charged.
-
-    Raises:
-      ConfigError: the owner's number does not go with the run's batch size or delta.
-    """
-    if policy.public_num_examples is None:
-        return run
-    return replace(run, data=replace(run.data, public_num_examples=policy.public_num_examples))
 
 
 def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers: dict[str, float]) -> None:

@@ -58,7 +58,7 @@ def answer_masking(
       MalformedMessage: the message can't be read.
     """
     request, virtual = read_masking(content)
-    files = _files_of(virtual, node_config)
+    files = files_of(virtual, node_config)
     try:
         identity, directory = read_member(files)
     except IdentityError as error:
@@ -125,7 +125,7 @@ def forget(folder: Path, *, but: str, now: float | None = None) -> None:
                     store.save(path.stem, OVER)
 
 
-def _files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> MembershipFiles:
+def files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> MembershipFiles:
     """The files of a node, which its own `--node-config` names, or of a virtual client. Refused if they are not named,
     or this is no simulation."""
     if virtual is not None:
@@ -135,10 +135,7 @@ def _files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) 
         return virtual_files(folder, str(virtual.client_id))
     missing = [key for key in (NAME, KEY, PEERS, STATE) if key not in node_config]
     if missing:
-        raise Refused(
-            f"this node can't take part in secure aggregation without {' and '.join(missing)}: start it with "
-            '--node-config \'name="NAME" identity-key="/path/NAME.key" peers="/path/peers.json" '
-            'masking-state="/folder"\''
-        )
+        absent = " and ".join(missing)
+        raise Refused(f"this node can't take part in secure aggregation without {absent} in its --node-config")
     key, peers, state = (Path(str(node_config[name])) for name in (KEY, PEERS, STATE))
     return MembershipFiles(str(node_config[NAME]), key, peers, state)

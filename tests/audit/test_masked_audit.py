@@ -151,6 +151,6 @@ def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(
 
 def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:
     plan, task = steps()
-    _, _, without, within = step_parts(plan, task, 1)
+    _, _, without, within = step_parts(plan, task)
     moved = float(torch.linalg.vector_norm(within.update - without.update))
     assert moved == pytest.approx(step_norm(plan.run), rel=1e-5)

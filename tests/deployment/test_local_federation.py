@@ -10,13 +10,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from dp_accounting import GaussianDpEvent
-from dp_accounting.pld import PLDAccountant
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, Federation, main
-from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.population_account import ADJACENCIES, Population, create_account
+from discreet.deployment.local_federation import RUN_SECONDS, Federation
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.simulation.processes import RunLostError
 from tests.scripts.living import MARK, default_signals, marked
@@ -27,30 +23,6 @@ def test_a_node_that_ends_at_its_start_is_not_waited_for(tmp_path: Path) -> None
     federation.start("node-0", [sys.executable, "-c", "print('first'); print('no room'); raise SystemExit(3)"])
     with pytest.raises(RunLostError, match="node-0 has ended with 3 before it was connected; it said last: no room"):
         federation.wait_for_nodes(["node-0"])
-
-
-USER_LEVEL = (
-    *("privacy.user.enabled=true", "privacy.example.enabled=false", "privacy.example.noise_multiplier=null"),
-    *("privacy.example.max_epsilon=null", "privacy.user.noise_multiplier=1.5", "privacy.user.too_noisy=warn"),
-    *("sampling.population_name=people", "privacy.delta=0.01", "data.normalise=private"),
-)
-
-
-@pytest.mark.slow
-def test_runs_on_nodes_that_normalise_charge_one_account_up_to_its_limit(tmp_path: Path) -> None:
-    path, asked, round_ = tmp_path / "people.db", GaussianDpEvent(2.0), GaussianDpEvent(1.5)
-    two = PLDAccountant().compose(asked).compose(round_, 2).get_epsilon(0.01)
-    create_account(path, Population("people", 2, ADJACENCIES[0], 0.01), max_epsilon=two + 0.01)
-    words = [*USER_LEVEL, "statistics.noise_multiplier=2", f"privacy.user.account={path}"]
-    for name, code in (("first", 0), ("second", 1)):
-        assert main(["--nodes", "2", "rounds=3", f"output_dir={tmp_path / name}", *words]) == code
-    first, second = (RunFolder(tmp_path / name) for name in ("first", "second"))
-    (data_owner,) = DurableLedger(path).data_owners("user")
-    assert dict(DurableLedger(path).spent("user", data_owner=data_owner).entries) == {asked: 1, round_: 2}
-    assert [row["replies"] for row in first.read_metrics()] == [2, 2]
-    assert len(first.read_config().normaliser.means or []) == 1
-    assert DurableLedger(second.ledger_path).releases() == []  # it could not even ask
-    assert (first.path / "privacy.json").exists()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation
+from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, demonstration
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.mechanism import Kept
@@ -28,6 +28,7 @@ from discreet.settings.client_settings import ClientSettings
 from tests.deployment.held_server import EVERYBODY, federation_with, kept_main
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
+SHARES = demonstration(len(NODES))
 GONE, STRICT = 0, 1  # the node that is gone in some rounds, and the one whose policy keeps to its turn
 AWAY, ROUNDS, GROUPS = (2, 3), 5, 2  # one of the rounds is its turn; the groups follow from numbers that Flower draws
 SETTINGS = (
@@ -45,13 +46,9 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     with federation_with(kept_main, tmp_path, NODES) as federation:
         for number, name in enumerate(NODES):
             words = ("--policy", str(policy)) if number == STRICT else ()
-            federation.start_node(name, *share(number), *words)
+            federation.start_node(name, *SHARES[number], *words)
         federation.wait_for_nodes(NODES)
         yield federation
-
-
-def share(number: int) -> tuple[str, ...]:
-    return "--partition", str(number), "--of", str(len(NODES))
 
 
 def held_after(number: int, federation: Federation) -> None:
@@ -69,7 +66,7 @@ def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_cou
     federation.end(NODES[GONE])
     hold.write_text("3")
     held_after(3, federation)
-    federation.start_node(NODES[GONE], *share(GONE))
+    federation.start_node(NODES[GONE], *SHARES[GONE])
     wait_until(lambda: len(numbers_in(federation, GONE)) == 2, START_SECONDS, "the node is back")
     hold.write_text("")
     federation.finish(folder)

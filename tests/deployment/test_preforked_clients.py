@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from discreet.deployment.flower_fixes.commands import clients_command
-from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE, hand_over
+from discreet.deployment.flower_fixes.hand_over import COMMAND, SOCKET_VARIABLE
 from discreet.deployment.flower_home import wait_until
 from discreet.simulation.processes import SCRATCH, carrying
 from tests.conftest import REPOSITORY
@@ -22,32 +21,16 @@ SHIM = REPOSITORY / "discreet" / "deployment" / "flower_fixes" / COMMAND
 START_SECONDS = 120.0
 OF_THE_APP = ("client_app", "discreet", "strategies", "server_app")
 
-# A parent of its own, so that a test can end it.
-PARENT = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"
-
-
-@dataclass(frozen=True)
-class Listening:
-    """A process that serves, its parent, and where it listens."""
-
-    number: int
-    parent: subprocess.Popen[str]
-    path: Path
-
 
 @pytest.fixture(scope="module")
-def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
-    """As a node starts it, by people who say nothing of threads."""
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """The number and the socket of a process that serves, started as a node does, by people who name no threads."""
     path = tmp_path_factory.mktemp("preforked") / "clients"
-    words = [sys.executable, "-c", PARENT, *clients_command(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     silent = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    with subprocess.Popen(words, cwd=REPOSITORY, env=silent, text=True, **pipes) as parent:
-        assert parent.stdout is not None
-        number = int(parent.stdout.readline())
+    with subprocess.Popen(clients_command(path), cwd=REPOSITORY, env=silent) as process:
         wait_until(path.exists, START_SECONDS, "it listens")
-        yield Listening(number, parent, path)
-        parent.kill()
+        yield process.pid, path
+        process.kill()
 
 
 def run(path: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -57,13 +40,14 @@ def run(path: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run([COMMAND, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
 
 
-def test_words_output_and_exit_code_are_those_of_flowers_command(listening: Listening, tmp_path: Path) -> None:
-    helped, refused = (run(listening.path, tmp_path, word) for word in ("--help", "--no-such-word"))
+def test_words_output_and_exit_code_are_those_of_flowers_command(listening: tuple[int, Path], tmp_path: Path) -> None:
+    number, path = listening
+    helped, refused = (run(path, tmp_path, word) for word in ("--help", "--no-such-word"))
     assert helped.returncode == 0
     assert "Run a Flower ClientApp" in helped.stdout
     assert refused.returncode == 2
     assert "flwr-clientapp: error:" in refused.stderr
-    assert len(os.listdir(f"/proc/{listening.number}/task")) == 1  # what forks has one thread
+    assert len(os.listdir(f"/proc/{number}/task")) == 1  # what forks has one thread
 
 
 def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() -> None:
@@ -75,12 +59,6 @@ def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() 
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\nset()\n"
-
-
-def test_it_ends_with_the_process_that_started_it(listening: Listening) -> None:
-    listening.parent.send_signal(signal.SIGKILL)
-    wait_until(lambda: not listening.path.exists(), START_SECONDS, "it has ended")
-    assert hand_over(str(listening.path), []) is None
 
 
 NODE = "import os, sys; from discreet.deployment.supernode import start_preforked_clients as start; start(); "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -20,6 +18,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from discreet.deployment.flower_fixes import supernode_replies
 from discreet.deployment.flower_fixes.supernode_replies import push_messages
+from discreet.deployment.flower_home import wait_until
 
 RUN, NODE = 7, 11
 WAIT_SECONDS = 30.0
@@ -43,7 +42,8 @@ class Node:
         return message
 
     def starts(self) -> int:
-        """A ClientApp for the first task that waits for one."""
+        """A ClientApp for the first task that waits for one, as soon as there is one."""
+        wait_until(lambda: self.state.get_tasks(statuses=[Status.PENDING]), WAIT_SECONDS, "a task")
         (task,) = self.state.get_tasks(statuses=[Status.PENDING])
         assert self.state.claim_task(task.task_id)
         assert self.state.activate_task(task.task_id)
@@ -86,13 +86,6 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node()
 
 
-def wait_for(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_reply_that_is_left_over_does_not_stand_for_the_next(node: Node) -> None:
     lost = node.takes("lost")
     task = node.starts()
@@ -103,7 +96,7 @@ def test_a_reply_that_is_left_over_does_not_stand_for_the_next(node: Node) -> No
 
     message = node.takes("order")
     node.pushes()
-    wait_for(lambda: len(node.sent) == 1)
+    wait_until(lambda: len(node.sent) == 1, WAIT_SECONDS, "one is sent")
     task = node.starts()
     node.replies(node.reads(), "reply")
     node.ends(task)
@@ -117,7 +110,6 @@ def test_a_client_app_that_ended_before_it_took_its_message_is_started_once_more
     message = node.takes("order")
     node.pushes()
     node.ends(node.starts(), failed=True)
-    wait_for(lambda: node.state.get_tasks(statuses=[Status.PENDING]))
     task = node.starts()
     node.replies(node.reads(), "reply")
     node.ends(task)
@@ -131,7 +123,6 @@ def test_the_server_is_told_where_no_reply_will_come(node: Node, reads: bool) ->
     node.takes("order")
     node.pushes()
     for _ in range(1 if reads else 2):
-        wait_for(lambda: node.state.get_tasks(statuses=[Status.PENDING]))
         task = node.starts()
         if reads:
             node.reads()

@@ -36,14 +36,6 @@ def test_no_stage_is_answered_on_other_terms_than_those_of_the_keys(words: tuple
         found = server.go_on(found)
 
 
-def test_keys_that_were_signed_for_other_settings_are_refused_by_the_others(tmp_path: Path) -> None:
-    server, lie = server_of(tmp_path, Told.of()), Told.of(*WEAKER["another delta"])
-    exchange = server.until(Stage.SHARES, {ME: lie})
-    for name in OTHERS:
-        with pytest.raises(NotGiven, match=f"keys of '{ME}' are not signed"):
-            server.ask(name, exchange.requests[name])
-
-
 def with_another_key(server: Dishonest, name: str, folder: Path) -> str:
     """A list of peers that has another key for a node."""
     keys = json.loads(Path(str(server.configs[ME]["peers"])).read_text())

@@ -10,7 +10,7 @@ import torch
 import discreet.node.client
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
-from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Refused
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from torch import nn
 
 import discreet.node.client
 from client_app.client_app import app
@@ -28,7 +25,7 @@ from discreet.protocol.masked_messages import MASKING, WHO, masking_record
 from discreet.protocol.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
 from discreet.settings.settings import Settings, client_settings
 from discreet.training.local_training import LocalSettings, local_update
-from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at, request_with
+from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at
 
 SIZE = 650
 Node = dict[str, bool | float | int | str]
@@ -114,23 +111,6 @@ def test_a_refusal_becomes_an_error_with_its_reason_and_a_line_in_the_clients_lo
     assert caplog.messages == [f"refused: {reason}"]
 
 
-UNBORNE = {"task.class_weights": [1e-30] * 10, "example.clip_norm": 1e-36, "training.learning_rate": 1e-30}
-
-
-@pytest.mark.parametrize("name", UNBORNE)
-def test_numbers_that_would_hide_a_gradient_from_its_norm_are_refused_and_cost_nothing(
-    name: str, tmp_path: Path
-) -> None:
-    DurableLedger.create(tmp_path / "ledger.db")
-    content = asked(run_of(*EXAMPLE))
-    request = TrainRequest(1, math.inf, client_settings(run_of(*EXAMPLE)))
-    content["request"] = ConfigRecord(request_with(request, {f"run.{name}": UNBORNE[name]}))  # type: ignore[arg-type]
-    assert f"{name.split('.')[1]} must be" in refused(
-        send(content, node=NODE | {"ledger": str(tmp_path / "ledger.db")})
-    )
-    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ()
-
-
 MALFORMED = {
     "nothing": RecordDict(),
     "no parameters": RecordDict({"request": ConfigRecord({"round": 1})}),
@@ -162,45 +142,6 @@ def test_a_client_that_is_asked_to_evaluate_refuses_and_logs_it_if_something_was
     assert "refused" not in caplog.text
     assert "not private" in refused(send(asked(run_of(*OFF)), "evaluate"))
     assert "refused" in caplog.text
-
-
-class Tables(nn.Module):
-    """Rows of a table for numbers between -1 and 1, clipped to a norm, in the pass itself or by the table."""
-
-    def __init__(self, num_classes: int, max_norm: float | None) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(40, 4, max_norm=max_norm), nn.Linear(16, num_classes)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        numbers = (16 * inputs.clamp(-1, 1) + 16).long()
-        rows = self.table(numbers)
-        if self.table.max_norm is None:
-            rows = nn.functional.embedding(numbers, self.table.weight, max_norm=0.5)
-        logits: torch.Tensor = self.head(rows.flatten(1).sin())
-        return logits
-
-
-def clipped_table(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return Tables(num_classes, 0.5)
-
-
-def clipped_rows(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return Tables(num_classes, None)
-
-
-@pytest.mark.parametrize(("build", "said"), [(clipped_table, "max_norm"), (clipped_rows, "changes table.weight")])
-def test_a_node_sends_nothing_of_a_model_whose_forward_changes_the_rows_that_its_examples_name(
-    build: Callable[..., nn.Module], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    name, size = f"{__name__}:{build.__name__}", 40 * 4 + 16 * 3 + 3
-    shutil.copytree(Path("examples/own"), tmp_path / "own")
-    toml = tmp_path / "own" / "data.toml"
-    toml.write_text(toml.read_text().replace("examples.own.model:build", name))
-    run = config(*EXAMPLE, "data.name=folder", "data.num_clients=2", f"model.name={name}", "privacy.delta=1e-5")
-    ledger = DurableLedger.create(tmp_path / "ledger.db").path
-    reply = send(asked(run, size=size), node={"data": str(tmp_path / "own"), "ledger": str(ledger)})
-    assert reply.has_error()
-    assert said in caplog.text
 
 
 @pytest.mark.parametrize(("owner", "counted"), [({}, 400), ({"public-num-examples": 800}, 800)])

@@ -11,10 +11,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from discreet.flower.secure_sum_mod import secure_sum_mod
-from discreet.flower.server_messages import encode_request, parameters_record
 from discreet.masking.wire import Stage
 from discreet.node.account import Refused
-from discreet.node.app import train
 from tests.node.clients import client, examples, linear, params_of
 from tests.node.dishonest import ARRAYS, NAMES, Dishonest, NotGiven, Told, answer_of, server_of
 
@@ -102,29 +100,7 @@ def test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_
     assert met.until(Stage.CONFIRM).stage is Stage.CONFIRM
 
 
-def test_what_an_app_raises_leaves_without_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> Message:
-        raise KeyError("a patient's name")
-
-    monkeypatch.setattr(App, "inner", fails)
-    with pytest.raises(NotGiven, match=r"^the client failed; its own log says why$"):
-        behind_mod(tmp_path).until(Stage.CONFIRM)
-
-
-masked_runs = pytest.mark.parametrize("words", [(), SHARED_STEP], ids=["of clients", "of examples"])
-
-
-@masked_runs
-def test_the_app_refuses_an_update_in_the_clear_in_a_run_under_secure_aggregation(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
-    server = behind_app(tmp_path, *words)
-    content = encode_request(server.told.request, parameters_record(params_of(linear(dims=30, classes=2))))
-    with pytest.raises(NotGiven, match="asks for an update in the clear"):
-        answer_of(train, content, server.configs[ME])
-
-
-@masked_runs
+@pytest.mark.parametrize("words", [(), SHARED_STEP], ids=["of clients", "of examples"])
 def test_a_client_gives_no_exact_values_of_a_masked_run(words: tuple[str, ...], tmp_path: Path) -> None:
     who, asked = client(examples(9), tmp_path / "ledger.db"), Told.of(*words).request
     with pytest.raises(Refused, match="asks for an update in the clear"):

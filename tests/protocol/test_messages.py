@@ -58,16 +58,13 @@ def decode(record: RecordDict) -> TrainReply:
 
 def test_a_reply_survives_the_wire() -> None:
     reply = TrainReply(3, torch.tensor([1.0, -2.0]), below=True, epsilon_example=0.5, epsilon_local=0.25)
-    read = decode(encode_reply(reply))
+    record = encode_reply(reply)
+    read = decode(record)
     assert torch.equal(read.update, reply.update)
     assert (read.round, read.below, read.epsilon_example, read.epsilon_local) == (3, True, 0.5, 0.25)
-
-
-def test_nothing_but_update_bit_and_epsilons_leaves_a_client() -> None:
-    record = encode_reply(TrainReply(3, torch.zeros(2), below=False))
-    assert list(record.array_records) == ["update"]
-    assert set(record.metric_records["reply"]) == {*GOOD}
-    assert not record.config_records
+    # Nothing else leaves a client.
+    assert [*record.array_records, *record.metric_records, *record.config_records] == ["update", "reply"]
+    assert {*record.metric_records["reply"]} == {*GOOD}
 
 
 REQUEST = TrainRequest(2, math.inf, client_settings(Settings()))
@@ -181,8 +178,7 @@ def test_a_text_that_is_no_request_is_refused(text: object) -> None:
 
 def test_a_request_that_says_a_thing_twice_is_refused() -> None:
     # Whoever reads it first may take the one, and whoever acts on it the other.
-    text = str(request_items(REQUEST)["request"])
-    twice = text.replace('"delta": 0.001', '"delta": 0.5, "delta": 0.001')
+    twice = str(request_items(REQUEST)["request"]).replace('"delta": 0.001', '"delta": 0.5, "delta": 0.001')
     with pytest.raises(MalformedMessage, match="must hold every setting once"):
         request_of({"version": VERSION, "request": twice})
 
@@ -218,18 +214,12 @@ def pickled() -> bytes:
 BAD = {
     "another round": content(round=2),
     "a bit that is not a bit": content(below=2),
-    "half a bit": content(below=0.5),
     "a negative epsilon": content(epsilon_example=-1.0),
     "an epsilon that is NaN": content(epsilon_local=math.nan),
     "NaN": content(np.array([1.0, np.nan], dtype=np.float32)),
-    "infinity": content(np.array([1.0, np.inf], dtype=np.float32)),
     "too huge for float32": content(np.array([1.0, 1e300])),
     "a wrong shape": content(np.zeros(3, dtype=np.float32)),
-    "a matrix": content(np.zeros((2, 1), dtype=np.float32)),
     "integers": content(np.zeros(2, dtype=np.int64)),
-    "complex numbers": content(np.zeros(2, dtype=np.complex64)),
-    "strings": content(np.array(["a", "b"])),
-    "nothing": RecordDict(),
     "no numbers": RecordDict({"update": ArrayRecord({"update": ZEROS})}),
     "no array": reply_of({}),
     "two arrays": reply_of({"update": ZEROS, "more": ZEROS}),
