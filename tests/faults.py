@@ -344,7 +344,7 @@ FAULTS = (
     ),
     Fault(
         "each process of a loop draws batches of its own",
-        "discreet.dpsgd.loop_processes:Processes.start",
+        "discreet.dpsgd.poisson_batches:Processes.start",
         lambda _: lambda self, model, source: source,
         "dpsgd/test_processes.py::test_each_example_of_a_batch_is_in_one_process",
     ),

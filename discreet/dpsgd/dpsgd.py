@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, LoopPrivacy, Schedule, planned
-from discreet.dpsgd.loop_processes import processes_of
-from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
+from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded, processes_of
 from discreet.dpsgd.step_account import StepAccount, spent_in
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import DurableLedger
