@@ -298,7 +298,7 @@ FAULTS = (
         "a loop does not look at its budget again although another process has charged",
         "discreet.dpsgd.step_account:StepAccount._require_room",
         _looked_at_once,
-        "dpsgd/test_step_account.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
+        "dpsgd/test_state.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
     ),
     Fault(
         "a schedule is accounted at its first value",
