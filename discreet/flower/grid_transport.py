@@ -118,9 +118,9 @@ class GridTransport:
         if connected < wanted:
             return self.says(f"{connected} of {wanted} nodes are connected (sampling.min_nodes)")
         if connected > self.population_size and not self.virtual:
+            declared = f"sampling.population_size={self.population_size} clients are declared: disconnect nodes"
             return self.says(
-                f"{connected} nodes are connected, and sampling.population_size={self.population_size} clients are "
-                "declared: disconnect nodes, or start a run with a larger data.num_clients"
+                f"{connected} nodes are connected, and {declared}, or start with a larger data.num_clients"
             )
         return None
 
