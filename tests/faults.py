@@ -299,7 +299,7 @@ FAULTS = (
         "a loop does not look at its budget again although another process has charged",
         "discreet.dpsgd.step_account:StepAccount._require_room",
         _looked_at_once,
-        "dpsgd/test_step_account.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
+        "dpsgd/test_state.py::test_the_budget_is_looked_at_again_if_another_process_has_charged_since",
     ),
     Fault(
         "a schedule is accounted at its first value",
@@ -345,7 +345,7 @@ FAULTS = (
     ),
     Fault(
         "each process of a loop draws batches of its own",
-        "discreet.dpsgd.loop_processes:Processes.start",
+        "discreet.dpsgd.poisson_batches:Processes.start",
         lambda _: lambda self, model, source: source,
         "dpsgd/test_processes.py::test_each_example_of_a_batch_is_in_one_process",
     ),

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add, is_not
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +17,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, LoopPrivacy, Schedule, planned
-from discreet.dpsgd.loop_processes import processes_of
-from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded
-from discreet.dpsgd.step_account import StepAccount, spent_in
-from discreet.ledger.budget import ServerBudget
-from discreet.ledger.durable_ledger import DurableLedger
+from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded, processes_of
+from discreet.dpsgd.step_account import account_of
 from discreet.models.models import parts_of, torch_draws_from, trainable
 from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, ZERO_OUT
+from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
 from discreet.training.losses import per_example_loss
 
 _log = logging.getLogger("discreet")
@@ -115,20 +111,8 @@ class DPSGD:
         _check_price(plan, privacy, delta, target_epsilon)
 
         self._processes = processes_of(privacy.distributed)
-        is_first = self._processes.rank == 0
-        ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
-        n = plan.num_examples
-        if target_epsilon is not None and is_first:
-            spent = spent_in(ledger, privacy.data_owner).entries
-            plan = plan.within(target_epsilon, spent, delta=delta, accountant=privacy.accountant)
-        plan = self._processes.first(lambda: plan)
-        if plan.num_examples != n:
-            raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
-        most = target_epsilon if privacy.max_epsilon is None else privacy.max_epsilon
-        budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
-
+        plan, self._account = account_of(plan, privacy, self._processes, delta=delta, target=target_epsilon)
         self._plan, self._clip_norm, self._has_epochs = plan, plan.first_clip_norm, steps is None
-        self._account = StepAccount(plan.events(), budget, ledger, privacy.data_owner)
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
             _log.warning("DPSGD with a seed: batches and noise can be computed again from it, and protect nobody")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.privacy_ledger import PrivacyLedger, passes
+from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy
+from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, LedgerPosition
 from discreet.settings.privacy import EXAMPLE
@@ -115,3 +118,21 @@ class StepAccount:
         else:
             self._first, self._last = taken, None
         self.taken = taken
+
+
+def account_of(
+    plan: LoopPlan, privacy: LoopPrivacy, processes: Processes, *, delta: float, target: float | None
+) -> tuple[LoopPlan, StepAccount]:
+    """The plan with the noise that a target needs after what was spent, the same in all processes, and its account,
+    which the first process keeps."""
+    is_first, n = processes.rank == 0, plan.num_examples
+    ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
+    if target is not None and is_first:
+        spent = spent_in(ledger, privacy.data_owner).entries
+        plan = plan.within(target, spent, delta=delta, accountant=privacy.accountant)
+    plan = processes.first(lambda: plan)
+    if plan.num_examples != n:
+        raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
+    most = target if privacy.max_epsilon is None else privacy.max_epsilon
+    budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
+    return plan, StepAccount(plan.events(), budget, ledger, privacy.data_owner)

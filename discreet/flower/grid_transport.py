@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from flwr.app import Array, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
@@ -61,7 +61,7 @@ class RoundMessages:
     kind: str
     reply_size: int
     request: Callable[[VirtualClient | None], RecordDict]
-    reply: Callable[[RecordDict], TrainReply]
+    reply: Callable[[RecordDict], Any]
 
 
 class Messages(Protocol):
@@ -118,9 +118,9 @@ class GridTransport:
         if connected < wanted:
             return self.says(f"{connected} of {wanted} nodes are connected (sampling.min_nodes)")
         if connected > self.population_size and not self.virtual:
+            declared = f"sampling.population_size={self.population_size} clients are declared: disconnect nodes"
             return self.says(
-                f"{connected} nodes are connected, and sampling.population_size={self.population_size} clients are "
-                "declared: disconnect nodes, or start a run with a larger data.num_clients"
+                f"{connected} nodes are connected, and {declared}, or start with a larger data.num_clients"
             )
         return None
 
@@ -143,11 +143,8 @@ class GridTransport:
         MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size."""
         asked = self.messages.of_round(round_number, params, clip_norm, work)
         contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
-        for client, answer in self.exchange(contents, str(round_number), asked.reply_size, kind=asked.kind):
-            try:
-                yield answer if isinstance(answer, Failure) else replace(asked.reply(answer), client=client)
-            except MalformedMessage as error:
-                yield Failure(client, "malformed", str(error))
+        for client, answer in self.exchange(contents, str(round_number), asked):
+            yield replace(answer, client=client)
 
     def virtual_client(self, client: int) -> VirtualClient | None:
         """The virtual client that a message is for; None if it goes to a node."""
@@ -157,30 +154,22 @@ class GridTransport:
         self,
         contents: Iterable[tuple[int, RecordDict]],
         group: str,
-        reply_size: int,
+        asked: RoundMessages,
         *,
-        kind: str = MessageType.TRAIN,
         needed: Collection[int] | None = None,
-    ) -> Iterator[tuple[int, RecordDict | Failure]]:
-        """Sends each client its content, and yields the replies as they come: until all are there, or the deadline.
-
-        Args:
-          group: the round, in the metadata of messages.
-          reply_size: how many values a reply holds.
-          kind: Flower's type of the messages.
-          needed: the clients that are worth the wait; once they have answered, the others have as long again.
-
-        Raises:
-          MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size.
-        """
-        waiting = yield from self._push(contents, group, kind)
+    ) -> Iterator[tuple[int, Any]]:
+        """Sends each client its content, and yields what `asked` reads of the replies, or failures, as they come: until
+        all are there, or the deadline. `group`: the round, in the metadata of messages. `needed`: the clients that are
+        worth the wait; once they have answered, the others have as long again. Raises MessagesTooLarge: the SuperLink,
+        or a proxy before it, refused the messages for their size."""
+        waiting = yield from self._push(contents, group, asked.kind)
         enough = math.inf
         for waited in looks(self.timeout):
-            for number, reply in self._pull(list(waiting), reply_size):
+            for number, reply in self._pull(list(waiting), asked.reply_size):
                 # Popped: a second reply to the same message is not counted again.
                 client = waiting.pop(number, None)
                 if client is not None:
-                    yield client, replace(reply, client=client) if isinstance(reply, Failure) else read(reply, client)
+                    yield client, read(reply, client, asked)
             if not waiting:
                 return
             if needed is not None and enough == math.inf and not set(needed).intersection(waiting.values()):
@@ -296,11 +285,16 @@ def looks(timeout: float) -> Iterator[float]:
         time.sleep(min(pause, max(0.0, timeout - waited)))
 
 
-def read(message: Message, client: int) -> RecordDict | Failure:
-    """The content of a reply, or the error that came in its place."""
-    if not message.has_error():
-        return message.content
-    code, lines = message.error.code, (message.error.reason or "").strip().splitlines()
+def read(reply: Message | Failure, client: int, asked: RoundMessages) -> Any:
+    """What was asked for, or the failure that came in its place."""
+    if isinstance(reply, Failure):
+        return replace(reply, client=client)
+    if not reply.has_error():
+        try:
+            return asked.reply(reply.content)
+        except MalformedMessage as error:
+            return Failure(client, "malformed", str(error))
+    code, lines = reply.error.code, (reply.error.reason or "").strip().splitlines()
     kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
     # Written by a client, read on a terminal: only what can be printed, and not much of it.
     said = "".join(character for character in lines[-1] if character.isprintable())[:300] if lines else ""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import MessageType, RecordDict
 from torch import Tensor
 
 from discreet.flower.grid_transport import GridTransport, RoundMessages
@@ -108,17 +108,14 @@ class MaskedTransport:
         """Asks clients that are not known yet who they are."""
         new = [client for client in cohort if client not in self.members_of]
         contents = ((client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))})) for client in new)
-        for client, reply in self.asking.exchange(contents, group, SMALL):
-            try:
-                if isinstance(reply, Failure):
-                    missing[client] = reply
-                else:
-                    self.members_of[client] = self._checked(read_member(reply))
-            except MalformedMessage as error:
-                missing[client] = Failure(client, "malformed", str(error))
+        for client, member in self.asking.exchange(contents, group, _small(self._member)):
+            if isinstance(member, Failure):
+                missing[client] = member
+            else:
+                self.members_of[client] = member
 
-    def _checked(self, member: Member) -> Member:
-        nodes = self.vector.nodes
+    def _member(self, content: RecordDict) -> Member:
+        member, nodes = read_member(content), self.vector.nodes
         if len(member.peers) != nodes:
             raise MalformedMessage(f"{member.name!r} has a list of {len(member.peers)} peers, of {nodes} nodes")
         if member.name in {other.name for other in self.members_of.values()}:
@@ -134,16 +131,16 @@ class MaskedTransport:
         rounds = {client: {part.round for part in read_request(each)[1]} for client, each in requests.items()}
         needed = [client for client in requests if exchange.round in rounds[client]]
         messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
-        size = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
-        taken = 0
-        for client, reply in self.asking.exchange(messages, str(exchange.round), size, needed=needed):
+        size, taken = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL, 0
+        reading = replace(_small(read_masking_reply), reply_size=size)
+        for client, reply in self.asking.exchange(messages, str(exchange.round), reading, needed=needed):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply
-                    continue
-                exchange.take(names[client], read_masking_reply(reply))
-                taken += 1
-            except (MalformedMessage, MalformedBytes) as error:
+                else:
+                    exchange.take(names[client], reply)
+                    taken += 1
+            except MalformedBytes as error:
                 missing[client] = Failure(client, "malformed", str(error))
         return taken
 
@@ -161,6 +158,10 @@ def transport_of(
     if mechanism is None:
         return asking
     return MaskedTransport(asking, mechanism.vector, plan.run, virtual or asking.virtual_client)
+
+
+def _small(reply: Callable[[RecordDict], object]) -> RoundMessages:
+    return RoundMessages(MessageType.TRAIN, SMALL, lambda _: RecordDict(), reply)
 
 
 def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Any:

@@ -62,15 +62,9 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
 RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
-UNSEEN = (
-    "nobody will see whether the model learns: give start an evaluate_fn, on data of the server's own, or the strategy "
-    "private_evaluation=discreet.PrivateEvaluation(...), by which clients rate the model, noised and paid for"
-)
+UNSEEN = "nobody will see whether the model learns: give start an evaluate_fn, or the strategy private_evaluation"
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
-ITSELF = (
-    "DPFedAvg does its rounds itself, since sampling, clipping, noise and ledger belong together: call start, with a "
-    "train_config that is a function of the round, an evaluate_fn, on_round=... or private_evaluation=..."
-)
+ITSELF = "DPFedAvg does its rounds itself, by what is accounted: call start, whose train_config may be a function"
 
 
 def _refuse_part(*_: object, **__: object) -> NoReturn:

@@ -51,10 +51,7 @@ SHARED_STEP: Needs = {
     "privacy.user.enabled": (False, "the sum that is opened is noised for one example"),
     "privacy.local.kind": ("none", "clients share the noise"),
     **PLAIN_STEP,
-    "data.public_num_examples": (
-        None,
-        "every step is over all examples, and training.batch_size is the public constant",
-    ),
+    "data.public_num_examples": (None, "steps are over all examples, and training.batch_size is the public constant"),
 }
 LAPLACE_STEP: Needs = {
     "privacy.example.enabled": (False, "its noise is for the whole step"),

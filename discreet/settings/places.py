@@ -1,13 +1,7 @@
 """The places of an app's files: the project in the current folder, the checkout, or what the wheel brought.
 
 A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or what `discreet new`
-made. Two questions are asked:
-
-- Which conf/ is composed? That of the project in the current folder. If the current folder is none, or if an experiment
-  is asked for that only Discreet has: Discreet's own, with its data and its settings. It is the checkout's if the
-  package lies in a checkout, else the copy that the wheel brought.
-- Which app does `discreet run` start? The project in the current folder; if it is none, the checkout. If the package
-  was installed from a wheel there is no checkout, and the command says where it works.
+made.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ def own_files(package: Path = PACKAGE) -> Path:
 
 
 def is_project(folder: Path) -> bool:
-    """True if a folder is a project: see this module."""
+    """True if a folder is a project."""
     try:
         return "discreet" in tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
     except (OSError, ValueError):
@@ -42,7 +36,7 @@ def is_project(folder: Path) -> bool:
 
 
 def conf_folder(package: Path = PACKAGE) -> Path:
-    """The conf/ that a command composes: see this module."""
+    """The conf/ that a command composes: that of the project in the current folder, or else Discreet's own."""
     here = Path.cwd()
     return (here if is_project(here) else own_files(package)) / "conf"
 
@@ -65,7 +59,8 @@ def _say_own(*experiments: str) -> None:
 
 
 def app_folder(package: Path = PACKAGE) -> Path:
-    """The app that a command starts. Raises ConfigError: here is no project, and the package lies in no checkout."""
+    """The app that a command starts: the project in the current folder, or else the checkout. Raises ConfigError: there
+    is neither."""
     here = Path.cwd()
     if is_project(here):
         return here

@@ -142,8 +142,7 @@ class LocalPrivacyConfig:
     def __post_init__(self) -> None:
         if self.kind != "none":
             advice = (
-                f" with privacy.local.kind={self.kind}: give one, for instance privacy.local.epsilon=8, the total over "
-                "all rounds; privacy.user.enabled must be false"
+                f" with privacy.local.kind={self.kind}: give one, for instance privacy.local.epsilon=8, of all rounds"
             )
             given = {"privacy.local.epsilon": self.epsilon, "privacy.local.noise_multiplier": self.noise_multiplier}
             require_one(given, advice)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.data.examples import to_unit_box
 from discreet.data.targets import NUMBERS, Target, targets_of
 
 PRICE = Target(NUMBERS, ("price", "rent"), (0.0, 10.0), (200.0, 20.0))
@@ -29,3 +30,12 @@ def test_how_far_a_number_lies_outside_its_range_is_not_told(caplog: pytest.LogC
         near, far = read([[201.0, 9.0]], PRICE), read([[1e9, -1e9]], PRICE)
     assert torch.equal(near, far)
     assert "2 of 2 targets lie outside target_low..target_high" in caplog.text
+
+
+def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> None:
+    ranges = ((20.0, 90.0), (-1.0, 1.0))
+    low, high = np.array(ranges).T
+    rows = np.stack([low - 1, low, (low + high) / 2, high, high * 3])
+    scaled = to_unit_box(rows, ranges)
+    assert np.allclose(scaled, np.array([-1, -1, 0, 1, 1])[:, None])
+    assert np.array_equal(scaled, np.concatenate([to_unit_box(row[None], ranges) for row in rows]))

@@ -23,6 +23,10 @@ COUNTED = examples(SIZE)
 PAIRS: list[tuple[Tensor, Tensor]] = list(zip(COUNTED.inputs, COUNTED.targets, strict=True))
 
 
+def stacked(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([one for one, _ in pairs]), torch.stack([other for _, other in pairs])
+
+
 def sgd(parameters: Any) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.3)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.dpsgd.dpsgd import DPSGD, BatchError
-from tests.dpsgd.loops import COUNTED, PAIRS, private, run
+from tests.dpsgd.loops import COUNTED, PAIRS, private, run, stacked
 from tests.node.clients import linear, params_of
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -35,10 +35,6 @@ def assert_refused_at_no_cost(loop: DPSGD, said: str) -> None:
 def test_a_loss_that_mixes_the_batch_is_refused_by_the_first_step_and_costs_nothing() -> None:
     assert_refused_at_no_cost(private(linear(), loss=contrast), "loss: the value of an example depends on other")
     assert_refused_at_no_cost(private(linear(), loss=functional.cross_entropy), "one value an example")
-
-
-def stacked(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    return torch.stack([one for one, _ in pairs]), torch.stack([other for _, other in pairs])
 
 
 def less_the_mean(pairs: Pairs) -> tuple[Tensor, Tensor]:

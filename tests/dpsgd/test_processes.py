@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed
 
 from discreet import AdaptiveClipping
-from discreet.dpsgd.loop_processes import Processes
+from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.mechanisms import Gaussian

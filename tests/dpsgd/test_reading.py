@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from discreet.dpsgd import poisson_batches
 from discreet.dpsgd.dpsgd import BatchError
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
-from tests.dpsgd.loops import BATCH, COUNTED, PAIRS, SIZE, private, run
+from tests.dpsgd.loops import BATCH, COUNTED, PAIRS, SIZE, private, run, stacked
 from tests.node.clients import linear, params_of
 
 TENSORS = TensorDataset(COUNTED.inputs, COUNTED.targets)
@@ -37,10 +37,6 @@ class Pairs(Dataset[Any]):
             self.raises_at = None
             raise OSError("the disk is slow")
         return PAIRS[place]
-
-
-def stacked(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.stack([one for one, _ in pairs]), torch.stack([other for _, other in pairs])
 
 
 @pytest.mark.parametrize("most", [None, 3])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
@@ -22,6 +23,7 @@ from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from strategies.dp_fedavg import dp_fedavg
+from tests.flower.flower_apps import FakeGrid
 
 TINY = ("data.name=breast_cancer", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone")
 MASKED = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "privacy.user.noise_multiplier=1")
@@ -48,7 +50,7 @@ def nobody(client: int, message: Message) -> bool:
 
 
 @dataclass
-class Nodes:
+class Nodes(FakeGrid):
     """Nodes 1, 2, ... whose ClientApp runs in this process; not a simulation.
 
     Attributes:
@@ -58,38 +60,30 @@ class Nodes:
       said: what clients replied to which message, in order.
     """
 
-    configs: dict[int, dict[str, str | int]]
+    configs: dict[int, dict[str, str | int]] = field(default_factory=dict)
     lost: Lost = nobody
     killed_at: Stage | None = None
-    sent: dict[str, Message] = field(default_factory=dict)
     is_lost: dict[str, bool] = field(default_factory=dict)
     said: list[tuple[Message, Message]] = field(default_factory=list)
 
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.configs)
+    def __post_init__(self) -> None:
+        self.answers = {node: partial(self._reply, node) for node in self.configs}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        names = []
-        for message in messages:
-            if self.killed_at is not None and self.killed_at in stages_of(message):
-                raise ServerKilled
-            names.append(f"m{len(self.sent)}")
-            message.metadata.__dict__["_message_id"] = names[-1]
-            self.sent[names[-1]] = message
-        return names
+        asked = list(messages)
+        if self.killed_at is not None and any(self.killed_at in stages_of(message) for message in asked):
+            raise ServerKilled
+        return super().push_messages(asked)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [reply for name in message_ids if (reply := self._reply(self.sent[name])) is not None]
-
-    def _reply(self, message: Message) -> Message | None:
-        node, number = message.metadata.dst_node_id, message.metadata.message_id
+    def _reply(self, node: int, message: Message) -> RecordDict | Error | None:
+        number = message.metadata.message_id
         if number not in self.is_lost:  # decided once, however often the server looks
             self.is_lost[number] = MASKING in message.content and self.lost(node, message)
         if self.is_lost[number]:
             return None
         reply = train(message, Context(1, node, dict(self.configs[node]), RecordDict(), {}))
         self.said.append((message, reply))
-        return reply
+        return reply.error if reply.has_error() else reply.content
 
     def refusals(self) -> list[str]:
         """Why clients refused."""
@@ -111,7 +105,7 @@ class Virtual(Nodes, InMemoryGrid):
 
 def virtual(clients: int = 4, lost: Lost = nobody) -> Virtual:
     """The nodes of a simulation, one for each client."""
-    return Virtual({number: {} for number in range(1, clients + 1)}, lost)
+    return Virtual(configs={number: {} for number in range(1, clients + 1)}, lost=lost)
 
 
 def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
@@ -129,7 +123,7 @@ def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
         }
         for number, name in enumerate(names, 1)
     }
-    return Nodes(configs)
+    return Nodes(configs=configs)
 
 
 def federated(words: list[str], grid: Nodes) -> State | None:

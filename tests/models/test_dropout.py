@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.models.models import MODELS, flatten_parameters, masks_from
-from discreet.node import nodes
+from discreet.models.models import masks_from
 from discreet.privacy.randomness import secure_source, seeded_source
-from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
-from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.node.clients import examples, params_of
 
@@ -77,22 +71,3 @@ def test_the_generator_is_left_as_it_was_and_untouched_without_dropout() -> None
         with masks_from(source, built()):
             drawn.append(torch.rand(4))
     assert not torch.equal(*drawn)  # of two seeds of 64 bits
-
-
-WORDS = ("data.num_clients=8", "rounds=2", "training.epochs=1", "seed=40127", "model.name=mlp", "privacy.noise=float")
-
-
-def test_a_federation_draws_the_same_masks_for_clients_together_as_for_each_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(MODELS, "mlp", sequence)
-    example, found = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1"), []
-    for engine in ("auto", "sequential"):
-        nodes.model_of.cache_clear()
-        simulate(load_config([*WORDS, *example, f"engine={engine}", f"output_dir={tmp_path / engine}"]))
-        last = RunFolder(tmp_path / engine).load_checkpoint()
-        assert last is not None
-        found.append(last.params)
-    nodes.model_of.cache_clear()
-    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
-    assert len(found[0]) == len(flatten_parameters(sequence((1, 8, 8), 10)))

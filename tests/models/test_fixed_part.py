@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
 from discreet.models import fixed_part
-from discreet.models.fixed_part import behind_fixed
+from discreet.models.fixed_part import behind_fixed, features_of, split_fixed
+from discreet.models.models import build_model
+from discreet.models.scattering import Scattering
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -136,3 +139,23 @@ def test_an_example_moves_no_features_of_another(layer: type[nn.Module]) -> None
     read = [behind_fixed(model, Examples(each, torch.zeros(9).long()))[1].inputs for each in (inputs, huge)]
     others = [place for place in range(9) if place != 3]
     assert torch.equal(read[0][others], read[1][others])
+
+
+IMAGES = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(30977))
+
+
+def test_an_image_does_not_change_the_features_of_another() -> None:
+    fixed, others = Scattering((1, 28, 28)), IMAGES.clone()
+    others[1:] = 1 - others[1:]
+    torch.testing.assert_close(fixed(IMAGES)[0], fixed(others)[0], rtol=0, atol=1e-6)
+
+
+def test_features_computed_once_are_those_of_the_whole_model() -> None:
+    task = load_task("digits")
+    model = build_model("scattering", task.shape.input_shape, 10, seed=1)
+    fixed, learned = split_fixed(model, task.test.inputs)
+    assert fixed is not None
+    features = features_of(fixed, task.test, batch_size=7)
+    assert torch.equal(features.targets, task.test.targets)
+    torch.testing.assert_close(learned(features.inputs), model(task.test.inputs), rtol=0, atol=1e-5)
+    assert features_of(fixed, task.test).inputs is features.inputs
