@@ -11,6 +11,7 @@ import discreet.node.client
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.ledger.rollback_guard import LedgerError
 from discreet.node.account import Refused
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
