@@ -18,7 +18,6 @@ from discreet.queries.answers import NoisedBlock, rising
 from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import Query, Sums
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
-from discreet.server.round import RoundSettings
 from discreet.server.run_folder import RunFolder, csv_text, replace_file
 from discreet.settings.data import EvaluationConfig
 
@@ -38,8 +37,6 @@ class EvaluationPlan:
       config: when.
       query: what they are asked.
       answers: how their answers are released.
-      joined: the constants of a round whose cohort rates the model that it starts from. Its event is that of update,
-        bits and answers together: they are about the same cohort.
       event: what it costs if a cohort is asked for nothing else, as after the last round; None if each client noises
         its own answer, and accounts it itself.
     """
@@ -47,7 +44,6 @@ class EvaluationPlan:
     config: EvaluationConfig
     query: Query
     answers: AnswerRelease
-    joined: RoundSettings
     event: DpEvent | None
 
     def is_due(self, number: int, *, last: bool) -> bool:

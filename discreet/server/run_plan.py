@@ -62,4 +62,4 @@ def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
     if plan.mechanism is not None:
         event = plan.mechanism.event(plan.mechanism.noise_multiplier, trains=False, rates=True)
     answers = answers_of(plan, plan.query)
-    return EvaluationPlan(plan.run.evaluation, plan.query, answers, round_settings(plan, answers=answers), event)
+    return EvaluationPlan(plan.run.evaluation, plan.query, answers, event)
