@@ -108,7 +108,7 @@ def test_too_small_a_population_is_said_before_the_run(tmp_path: Path, caplog: p
 
 def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws() -> None:
     shares = torch.rand(300, generator=torch.Generator().manual_seed(31847)).double()
-    how = AnswerRelease(1, 300.0, 5.0, on_grid=True)
+    how = AnswerRelease(1, 300.0, 5.0, noise="grid")
     answers = [TrainReply(1, torch.zeros(1), below=True, answer=(shares - 0.5)[[row]] * 2) for row in range(300)]
     exact, within = float(shares.mean()), 0
     for seed in range(200):
