@@ -160,7 +160,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False, make: Ma
         raise ConfigError("the answers that clients noise themselves are not audited: only those noised at the server")
     check_noised(plan)
     rates, trains = rated is not None and (of_answers or not own), not (of_answers and own)
-    settings = rated.joined if rated and rates else round_settings(plan)
+    settings = round_settings(plan, answers=rated.answers if rated and rates else None)
     start = initial_state(torch.zeros(plan.num_params), clip_norm=plan.first_clip_norm)
     drawn = draw_canaries(1, plan.num_params, source_of(plan.seed).child("audit").child("direction"))
     values = _far(LONG * start.clip_norm * drawn.direction(0), settings, below=bool(drawn.bits[0]))

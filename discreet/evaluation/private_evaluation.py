@@ -21,10 +21,8 @@ from discreet.queries.metric_answers import LARGEST_LOGIT, SCORE_BINS, both_kind
 from discreet.queries.query import Query, Sums
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
 from discreet.server.plan import Plan
-from discreet.server.round import RoundSettings, round_settings
 from discreet.server.run_folder import RunFolder, csv_text, replace_file
 from discreet.settings.data import EvaluationConfig
-from discreet.settings.privacy import PRIVACY_DRAWS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -42,8 +40,6 @@ class EvaluationPlan:
       config: when.
       query: what they are asked.
       answers: how their answers are released.
-      joined: the constants of a round whose cohort rates the model that it starts from. Its event is that of update,
-        bits and answers together: they are about the same cohort.
       event: what it costs if a cohort is asked for nothing else, as after the last round; None if each client noises
         its own answer, and accounts it itself.
     """
@@ -51,7 +47,6 @@ class EvaluationPlan:
     config: EvaluationConfig
     query: Query
     answers: AnswerRelease
-    joined: RoundSettings
     event: DpEvent | None
 
     def is_due(self, number: int, *, last: bool) -> bool:
@@ -114,31 +109,24 @@ class EvaluationPlan:
         logger.info("the model after round %d, by clients: %s", number, said, extra={"fields": fields})
 
 
-def _server_noise(plan: Plan, length: int, *, expected_cohort: float, noise_multiplier: float) -> AnswerRelease:
-    """The noise of a run's server on a sum of answers of so many numbers, drawn as that on updates."""
-    return AnswerRelease(
-        length,
-        expected_cohort,
-        noise_multiplier,
-        draws=PRIVACY_DRAWS.get(plan.run.noise, 1),
-        on_grid=plan.run.noise == "grid",
-        largest_cohort=plan.run.user.population_size,
-    )
-
-
 def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
     """The release of the sum of all clients' answers of `length` numbers about their data."""
-    everybody = float(plan.run.user.population_size)
-    return _server_noise(plan, length, expected_cohort=everybody, noise_multiplier=plan.run.statistics.noise_multiplier)
+    population, noise = plan.run.user.population_size, plan.run.statistics.noise_multiplier
+    return AnswerRelease(length, float(population), noise, plan.run.noise, population)
 
 
 def answers_of(plan: Plan, query: Query) -> AnswerRelease:
     """The release of answers to a query: noised at the server, or by each client."""
-    run, own = plan.run, own_noise(plan.run, query.l1_norm)
-    noise = _server_noise(
-        plan, query.length, expected_cohort=expected_cohort(run), noise_multiplier=run.evaluation.noise_multiplier
+    run, user = plan.run, plan.run.user
+    return AnswerRelease(
+        query.length,
+        expected_cohort(run),
+        run.evaluation.noise_multiplier,
+        run.noise,
+        user.population_size,
+        user.probability,
+        own_noise(run, query.l1_norm),
     )
-    return replace(noise, probability=run.user.probability, own=own, on_grid=noise.on_grid and own is None)
 
 
 def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
@@ -148,8 +136,7 @@ def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
     event = None
     if plan.mechanism is not None:
         event = plan.mechanism.event(plan.mechanism.noise_multiplier, trains=False, rates=True)
-    answers = answers_of(plan, plan.query)
-    return EvaluationPlan(plan.run.evaluation, plan.query, answers, round_settings(plan, answers=answers), event)
+    return EvaluationPlan(plan.run.evaluation, plan.query, answers_of(plan, plan.query), event)
 
 
 class RocPoint(NamedTuple):

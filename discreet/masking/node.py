@@ -13,21 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from discreet.masking import wire
+from discreet.masking import masks, wire
 from discreet.masking.identity import Directory, Identity
-from discreet.masking.masks import (
-    KEY_BYTES,
-    SEED_BYTES,
-    add_mask,
-    add_pair_masks,
-    own_key,
-    public_key,
-    route,
-    seal,
-    seed_check,
-    split_secret,
-    unseal,
-)
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES
 from discreet.masking.signed_keys import (
     context_of_keys,
     context_of_vectors,
@@ -146,7 +134,7 @@ class MaskingNode:
             raise MalformedBytes("a request for keys says nothing but its round")
         secrets = os.urandom(2 * KEY_BYTES + SEED_BYTES)
         sealing, masking, seed = _split(secrets)
-        public = (public_key(sealing), public_key(masking), seed_check(seed))
+        public = (masks.public_key(sealing), masks.public_key(masking), masks.seed_check(seed))
         signed = sign_keys(self.identity, self.directory, place_of(self.terms, part), public)
         keys = {self.identity.name: signed}
         attempt = Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, self.agreed)
@@ -166,10 +154,10 @@ class MaskingNode:
                 raise MaskingRefused(f"the keys of {name!r} are not signed with its registered key for this attempt")
         context = context_of_keys(place, keys)
         sealing, masking, seed = _split(attempt.secrets)
-        shares = split_secret(seed + masking, threshold=self.terms.threshold, count=self.terms.nodes)
+        shares = masks.split_secret(seed + masking, threshold=self.terms.threshold, count=self.terms.nodes)
         mine, sealed = dict(zip(self.directory.names, shares, strict=True)), {}
         for name in keys.keys() - {me}:
-            sealed[name] = seal(mine[name], sealing, keys[name].sealing, bound=route(context, me, name))
+            sealed[name] = masks.seal(mine[name], sealing, keys[name].sealing, bound=masks.route(context, me, name))
         attempt = replace(attempt, stage=Stage.SHARES, keys=keys, context=context, shares={me: mine[me]})
         return state.with_attempt(attempt), wire.join_named(sealed)
 
@@ -191,9 +179,9 @@ class MaskingNode:
             release()
         words, context = values.astype(np.uint32), context_of_vectors(attempt.context, asked)
         _, masking, seed = _split(attempt.secrets)
-        add_mask(words, own_key(seed, context), subtract=False)
+        masks.add_mask(words, masks.own_key(seed, context), subtract=False)
         peers = {name: attempt.keys[name].masking for name in shares if name != self.identity.name}
-        add_pair_masks(words, masking, self.identity.name, peers, context=context)
+        masks.add_pair_masks(words, masking, self.identity.name, peers, context=context)
         attempt = replace(attempt, stage=Stage.MASKED, secrets=b"", context=context, shares=shares)
         state = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
         return state.with_attempt(attempt), wire.pack(words, self.terms.bits)
@@ -209,9 +197,9 @@ class MaskingNode:
         for name, data in sealed.items():
             if name not in attempt.keys or name == me:
                 raise MaskingRefused(f"shares of {name!r}, which is not among the others in this attempt")
-            bound = route(attempt.context, name, me)
+            bound = masks.route(attempt.context, name, me)
             try:
-                opened[name] = unseal(data, sealing, attempt.keys[name].sealing, bound=bound)
+                opened[name] = masks.unseal(data, sealing, attempt.keys[name].sealing, bound=bound)
             except MalformedBytes as error:
                 raise MaskingRefused(f"from {name!r}: {error}") from error
             if len(opened[name]) != SEED_BYTES + KEY_BYTES:

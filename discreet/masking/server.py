@@ -9,17 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from discreet.masking import wire
-from discreet.masking.masks import (
-    KEY_BYTES,
-    SEED_BYTES,
-    add_mask,
-    add_pair_masks,
-    combine,
-    own_key,
-    public_key,
-    seed_check,
-)
+from discreet.masking import masks, wire
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES
 from discreet.masking.signed_keys import SignedKeys, context_of_keys, context_of_vectors, join_keys, place_of, read_keys
 from discreet.masking.wire import ATTEMPT_BYTES, Abandoned, MalformedBytes, Part, Stage, Terms, Words
 
@@ -125,11 +116,13 @@ class Collected:
         place = place_of(self.terms, self._part(b""))
         context = context_of_vectors(context_of_keys(place, self.keys), self.asked)
         for name in self.alive:
-            seed = self._secret(name, seed_check, self.keys[name].check)
-            add_mask(self.total, own_key(seed, context), subtract=True)
+            seed = self._secret(name, masks.seed_check, self.keys[name].check)
+            masks.add_mask(self.total, masks.own_key(seed, context), subtract=True)
         for name in self.gone:
-            masking = self._secret(name, public_key, self.keys[name].masking)
-            add_pair_masks(self.total, masking, name, peers, context=context)  # as if it had sent a vector of zeros
+            masking = self._secret(name, masks.public_key, self.keys[name].masking)
+            masks.add_pair_masks(
+                self.total, masking, name, peers, context=context
+            )  # as if it had sent a vector of zeros
         total = self.total & np.uint32((1 << self.terms.bits) - 1)
         return Opened(total.astype(np.int64), tuple(sorted(self.alive)))
 
@@ -138,7 +131,7 @@ class Collected:
         shares = [(self.names.index(giver) + 1, given[name]) for giver, given in sorted(self.given.items())]
         for start in range(len(shares)):
             turned = shares[start:] + shares[:start]
-            secret = combine(dict(turned[: self.terms.threshold]))
+            secret = masks.combine(dict(turned[: self.terms.threshold]))
             if public(secret) == published:
                 return secret
         raise Abandoned(f"the shares of the secrets of {name!r} do not fit together: a node gave wrong ones")

@@ -16,6 +16,7 @@ from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import Sums
+from discreet.settings.privacy import PRIVACY_DRAWS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -125,8 +126,8 @@ class AnswerRelease:
       length: of an answer before it is noised.
       expected_cohort: q * population_size, a public constant.
       noise_multiplier: of the noise on the sum, over `SENSITIVITY`, or of each client's; 0 protects nobody.
-      draws: Gaussian draws summed for each noise value, see `discreet.privacy.mechanisms.Gaussian`.
-      on_grid, largest_cohort: sums are exact, of at most so many answers, see `discreet.privacy.grid`.
+      noise: the way in which the server draws it, one of `settings.privacy.Noise`.
+      largest_cohort: sums on the grid are exact, of at most so many answers (`discreet.privacy.grid`).
       probability: q, with which a client is asked.
       own: the noise that each client draws on its own answer; None if the server noises the sum.
     """
@@ -134,11 +135,15 @@ class AnswerRelease:
     length: int
     expected_cohort: float
     noise_multiplier: float
-    draws: int = 1
-    on_grid: bool = False
+    noise: str = "float"
     largest_cohort: int = 2**20
     probability: float = 1.0
     own: OwnNoise | None = None
+
+    @property
+    def on_grid(self) -> bool:
+        """True if the server adds up whole numbers."""
+        return self.noise == "grid" and self.own is None
 
     @property
     def sent(self) -> int:
@@ -200,7 +205,9 @@ class AnswerSum:
         """The sum with noise, which is drawn from `source` unless clients have drawn it."""
         if self.how.own is not None:
             return self.opened(self.rows.values)
-        return self.opened(self.rows.noised(Gaussian(self.how.noise_multiplier, draws=self.how.draws), source))
+        return self.opened(
+            self.rows.noised(Gaussian(self.how.noise_multiplier, draws=PRIVACY_DRAWS.get(self.how.noise, 1)), source)
+        )
 
 
 def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from discreet.accounting.events import check_noise_multiplier
 from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, second_normal
 from discreet.privacy.randomness import CHUNK, RandomSource, signed
 
@@ -53,9 +52,6 @@ class CorrelatedGaussian:
 
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-
     def stddev(self, sensitivity: float) -> float:
         """Standard deviation of each z_j for an L2 `sensitivity` > 0, in its units, rounded up; 0 without noise."""
         return self.noise_multiplier and math.nextafter(self.noise_multiplier * sensitivity, math.inf)
@@ -65,8 +61,6 @@ class CorrelatedGaussian:
     ) -> Tensor:
         """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, this round's own among them; the
         same with a `block`, in less time."""
-        if total.dtype != torch.int64:
-            raise TypeError(f"total must be int64 on a grid, not {total.dtype}")
         return combined(total.numel(), self.stddev(sensitivity) / grid.step, parts, block).add_(total)
 
 

@@ -34,8 +34,6 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
-        if self.draws < 1:
-            raise ValueError(f"draws must be >= 1, not {self.draws}")
 
     def stddev(self, sensitivity: float) -> float:
         """Standard deviation of the noise for an L2 `sensitivity` > 0, in its units; 0 without noise."""

@@ -145,7 +145,6 @@ def shape_of_data(asked: StatisticsConfig, shape: TaskShape) -> DataShape:
     """
     if asked.low is None or asked.high is None:
         raise ConfigError("statistics.low and statistics.high must be given: these data declare no range of inputs")
-    try:
-        return DataShape(shape, asked.low, asked.high, asked.most_examples)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    if shape.num_tokens or len(shape.input_shape) not in (1, 3):
+        raise ConfigError(f"statistics are of columns or of images, not of inputs {shape.input_shape} of text")
+    return DataShape(shape, asked.low, asked.high, asked.most_examples)

@@ -35,19 +35,12 @@ class DataShape:
       task: what an example is.
       low, high: the range of all inputs; a value outside counts as the nearer end.
       most_examples: a client with more examples counts as one with so many.
-
-    Raises:
-      ValueError: there are no columns of numbers.
     """
 
     task: TaskShape
     low: float
     high: float
     most_examples: int = 1000
-
-    def __post_init__(self) -> None:
-        if self.task.num_tokens or len(self.task.input_shape) not in (1, 3):
-            raise ValueError(f"statistics are of columns or of images, not of inputs {self.task.input_shape} of text")
 
     @property
     def columns(self) -> int:

@@ -181,8 +181,9 @@ class TrainingRun:
             stats = ReplyStats(self.finite)
             cohort = self.sampling.draw(self.available, source.child("cohort"), number=last.round + 1)
             replies = self._ask(last, cohort, RATE)
-            at = plan.joined.of_round(last, source.child("noise"), partial(self._charge, last.round, USER))
-            sums = plan.joined.release.rate(stats.accept(replies), at, plan.event)
+            settings = replace(self.settings, answers=plan.answers)
+            at = settings.of_round(last, source.child("noise"), partial(self._charge, last.round, USER))
+            sums = settings.release.rate(stats.accept(replies), at, plan.event)
         except (BudgetSpent, RoundAbandoned) as reason:
             logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
             return last
@@ -201,9 +202,10 @@ class TrainingRun:
         )
 
     def _settings_of(self, number: int) -> RoundSettings:
-        """Another release if the round's cohort also rates the model that it starts from."""
+        """With answers if the round's cohort also rates the model that it starts from: they are about the same cohort,
+        and its event is that of update, bits and answers together."""
         plan = self.evaluation
-        return plan.joined if plan and plan.config.joins(number) else self.settings
+        return replace(self.settings, answers=plan.answers) if plan and plan.config.joins(number) else self.settings
 
     def draw_cohort(self, checkpoint: State) -> list[int]:
         """The next round's cohort of the clients that can be asked."""

@@ -7,22 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.masking.wire import (
-    MalformedBytes,
-    MaskingRefused,
-    Stage,
-    join,
-    join_named,
-    join_names,
-    pack,
-    read_reply,
-    read_request,
-    split,
-    split_named,
-    split_names,
-    unpack,
-    write_request,
-)
+from discreet.masking import wire
+from discreet.masking.wire import MalformedBytes, MaskingRefused, Stage, join, read_request, split_named
 from tests.masking.federation import federation, terms_of
 
 TERMS = terms_of(3)
@@ -35,21 +21,21 @@ PLACE = st.integers(0, 2**16)  # modulo the length: signatures of one message di
     st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), st.binary(max_size=9), max_size=5)
 )
 def test_names_and_values_are_read_as_they_were_written(values: dict[str, bytes]) -> None:
-    assert split(join(*values.values())) == list(values.values())
-    assert split_named(join_named(values)) == values
-    assert split_names(join_names(values)) == tuple(sorted(values))
+    assert wire.split(join(*values.values())) == list(values.values())
+    assert split_named(wire.join_named(values)) == values
+    assert wire.split_names(wire.join_names(values)) == tuple(sorted(values))
 
 
 def test_names_in_any_other_form_are_malformed() -> None:
     lengths, order = (b"\x01", bytes(7) + b"\x05abc"), (join(b"b", b"a"), join(b"a", b"a"))
     for data in (*lengths, *order, join(b""), join(b"\xff")):
         with pytest.raises(MalformedBytes):
-            split_names(data)
+            wire.split_names(data)
 
 
 @given(st.binary(max_size=200))
 def test_other_bytes_are_malformed_and_nothing_else_is_raised(data: bytes) -> None:
-    for reader in (read_request, read_reply):
+    for reader in (read_request, wire.read_reply):
         with pytest.raises(MalformedBytes):
             reader(data)
 
@@ -92,18 +78,18 @@ def test_a_masked_vector_can_not_be_asked_for_beside_something_else() -> None:
     terms, (part,) = read_request(ours.until(Stage.MASKED).requests["node-00"])
     other = type(part)(Stage.KEYS, part.round + 1, bytes(16), b"")
     with pytest.raises(MaskingRefused, match="asked for by itself"):
-        ours.answer("node-00", write_request(terms, [part, other]))
+        ours.answer("node-00", wire.write_request(terms, [part, other]))
 
 
 @given(st.integers(16, 32), st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40))
 def test_packed_integers_are_read_modulo_2_to_the_k(bits: int, values: list[int]) -> None:
-    data = pack(np.array(values, dtype=np.uint32), bits)
+    data = wire.pack(np.array(values, dtype=np.uint32), bits)
     assert 0 <= 8 * len(data) - bits * len(values) <= 7 * (bits % 8)
-    assert unpack(data, length=len(values), bits=bits).tolist() == [value % 2**bits for value in values]
+    assert wire.unpack(data, length=len(values), bits=bits).tolist() == [value % 2**bits for value in values]
 
 
 def test_packed_integers_in_another_form_are_malformed() -> None:
-    data = pack(np.array([1, 2, 3], dtype=np.uint32), 17)
+    data = wire.pack(np.array([1, 2, 3], dtype=np.uint32), 17)
     for other in (data + b"\x00", data[:-1] + b"\x01"):  # longer, and with a bit of the padding
         with pytest.raises(MalformedBytes):
-            unpack(other, length=3, bits=17)
+            wire.unpack(other, length=3, bits=17)

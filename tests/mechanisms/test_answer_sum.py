@@ -24,8 +24,8 @@ Z, Z_ANSWERS, C = 1.3, 6.0, 0.5
 JOINED = poisson_round_event(1.0, noise_multiplier=joined_noise_multiplier(Z, Z_ANSWERS))
 NOISES = {
     "float": AnswerRelease(2, 5.0, Z_ANSWERS),
-    "grid": AnswerRelease(2, 5.0, Z_ANSWERS, on_grid=True),
-    "secure sum": AnswerRelease(2, 5.0, Z_ANSWERS, draws=4),
+    "grid": AnswerRelease(2, 5.0, Z_ANSWERS, noise="grid"),
+    "secure sum": AnswerRelease(2, 5.0, Z_ANSWERS, noise="secure_sum"),
 }
 noises = pytest.mark.parametrize("how", NOISES.values(), ids=NOISES.keys())
 ANSWERS = {
@@ -43,7 +43,7 @@ def release(how: AnswerRelease, updates: list[TrainReply], source: RandomSource)
 
 
 def joined(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
-    user = central(Z, 4.0, "grid" if how.on_grid else "secure_sum" if how.draws > 1 else "float")
+    user = central(Z, 4.0, how.noise)
     settings = RoundSettings(5.0, ServerSGD(), user, how)
     state = initial_state(torch.zeros(3), clip_norm=C)
     state, metrics = dp_fedavg_round(state, updates, settings, source=source, charge=lambda _: None)
@@ -74,7 +74,7 @@ def test_update_bits_and_answer_of_the_worst_client_cost_exactly_the_joined_even
 
 @noises
 def test_the_noise_on_the_sum_has_its_standard_deviation(how: AnswerRelease) -> None:
-    many = AnswerRelease(4000, 5.0, Z_ANSWERS, how.draws, how.on_grid)
+    many = AnswerRelease(4000, 5.0, Z_ANSWERS, how.noise)
     drawn = torch.tensor(AnswerSum(many).released(seeded_source(71917)).values)
     assert not rejects_gaussian(drawn, Z_ANSWERS)
     assert rejects_gaussian(drawn, 0.9 * Z_ANSWERS)

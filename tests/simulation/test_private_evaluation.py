@@ -122,7 +122,7 @@ def own_noise(z: float) -> OwnNoise:
 def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws(count: int, own: OwnNoise | None) -> None:
     draw = torch.Generator().manual_seed(31847)
     shares, sizes = torch.rand(count, generator=draw).double(), torch.randint(5, 60, (count,), generator=draw).tolist()
-    how, within = AnswerRelease(1, float(count), 5.0 if own is None else 4.0, own=own, on_grid=own is None), 0
+    how, within = AnswerRelease(1, float(count), 5.0 if own is None else 4.0, "grid", own=own), 0
     for seed in range(200):
         total, source = AnswerSum(how), seeded_source(seed)
         for row, size in enumerate(sizes):
