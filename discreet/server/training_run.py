@@ -38,10 +38,6 @@ FACTOR = 2.0  # times the loss of a model that gives 0 throughout
 CUT_ROUNDS, CUT_SHARE = 3, 0.2  # rounds in a row with a smaller share of norms within the clip norm
 UNRANKED = (-math.inf, -math.inf)
 
-LINE_WIDTH = 100  # of a terminal
-# What a line that is too long leaves out, one after the other; metrics.csv has it.
-LEFT_OUT = ("seconds", "clip", "loss", *SCORES[1:])
-
 logger = logging.getLogger("discreet")
 
 
@@ -317,20 +313,15 @@ def clip_notes(clip: ClipConfig, shares: Sequence[float], clip_norm: float) -> d
 
 
 def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
-    """A round in one line, in at most `LINE_WIDTH` characters. Guarantees that are off have no epsilon here.
+    """A round in one line. Guarantees that are off have no epsilon here.
 
     >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "epsilon_user": 1.5, "seconds": 0.25}
     >>> round_line(row, rounds=30)
     'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
     """
     shown = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
+    known = [f"{name} {row[column]:{form}}" for name, column, form in shown if row.get(column) is not None]
     spent = {name: row.get(f"epsilon_{name}", math.inf) for name in GUARANTEES}
-    on = [f"{name} {value:.3f}" for name, value in spent.items() if math.isfinite(value)]
-    parts = {"round": f"round {row['round']}/{rounds}"}
-    parts |= {name: f"{name} {row[column]:{form}}" for name, column, form in shown if row.get(column) is not None}
-    parts |= {"replies": f"replies {row['replies']}/{row['cohort']}", "epsilon": f"epsilon {' '.join(on) or 'none'}"}
-    parts["seconds"] = f"{row.get('seconds', math.nan):.1f} s"
-    for name in LEFT_OUT:
-        if len("  ".join(parts.values())) > LINE_WIDTH:
-            parts.pop(name, None)
-    return "  ".join(parts.values())
+    epsilon = " ".join(f"{name} {value:.3f}" for name, value in spent.items() if math.isfinite(value)) or "none"
+    rest = f"replies {row['replies']}/{row['cohort']}", f"epsilon {epsilon}", f"{row.get('seconds', math.nan):.1f} s"
+    return "  ".join([f"round {row['round']}/{rounds}", *known, *rest])

@@ -190,11 +190,7 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
 
 
 def _not_batched(run: ClientSettings, engine: str) -> str | None:
-    """The setting that keeps clients from being trained many at a time, None if none does.
-
-    Raises:
-      ConfigError: the engine that was asked for trains in no other way.
-    """
+    """The setting that keeps clients from being trained many at a time, None if none does; ConfigError if they must."""
     uncovered = next((each.unbatched for each in mechanisms_of(run).values() if each.unbatched), None)
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")

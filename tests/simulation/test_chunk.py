@@ -167,5 +167,5 @@ def test_secure_noise_of_one_client_says_nothing_of_anothers(multipliers: tuple[
 
 
 def test_secure_draws_need_a_secure_source() -> None:
-    with pytest.raises(ValueError, match="source must be secure_draws"):
+    with pytest.raises(ValueError, match="source must be secure"):
         SecureDraws(seeded_source(58111))
