@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OURS = (".git", ".venv", ".flwr", "__pycache__", ".*_cache", ".hypothesis")
@@ -58,32 +58,27 @@ def container_engine(folder: Path) -> Iterator[Engine]:
         pytest.skip("needs a container engine: only root can start a private one")
     environment = {**os.environ, "LAB": str(folder / "engine")}
     # Two such engines on one machine share a bridge and its firewall rules: the first to end takes the other's away.
-    with _alone(), _private_engine(scripts, environment, folder) as engine:
+    alone = FileLock(Path(tempfile.gettempdir()) / "discreet-container-engine.lock")
+    with alone, _private_engine(scripts, environment, folder) as engine:
         yield engine
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    with (Path(tempfile.gettempdir()) / "discreet-container-engine.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager
 def _private_engine(scripts: Path, environment: Mapping[str, str], folder: Path) -> Iterator[Engine]:
     try:
-        _script(scripts / "engine-up.sh", environment)
-        _script(scripts / "base-image.sh", environment)
+        for name in ("engine-up.sh", "base-image.sh"):
+            _call("bash", str(scripts / name), environment=environment)
         yield Engine(_sourced(folder / "engine" / "env", environment), private=True)
     finally:
         if (folder / "engine" / "env").exists():
             subprocess.run(["bash", str(scripts / "engine-down.sh")], env=environment, capture_output=True, check=False)
 
 
-def _script(path: Path, environment: Mapping[str, str]) -> None:
-    answer = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
+def _call(*command: str, environment: Mapping[str, str] | None = None) -> None:
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise AssertionError(f"{path.name}: {answer.returncode}\n{answer.stdout[-3000:]}\n{answer.stderr[-3000:]}")
+        said = f"{answer.stdout[-3000:]}\n{answer.stderr[-3000:]}"
+        raise AssertionError(f"{' '.join(command)}: {answer.returncode}\n{said}")
 
 
 def _sourced(path: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -107,10 +102,4 @@ def fetch_torch(engine: Engine, folder: Path) -> None:
     elif engine.private:
         pins = (REPOSITORY / "constraints.txt").read_text().splitlines()
         (pin,) = [line for line in pins if line.startswith("torch==")]
-        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), pin])
-
-
-def _run(command: Sequence[str]) -> None:
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        raise AssertionError(f"{' '.join(command)}: {answer.stdout}\n{answer.stderr}")
+        _call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), pin)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from discreet.masking.agreement import Abandoned
 from discreet.masking.identity import Identity
 from discreet.masking.server import Exchange, Opened
 from discreet.masking.wire import Stage, join_named, split_named
@@ -97,3 +104,63 @@ def test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow(policy: di
     server = server_of(tmp_path, Told.of(), policy)
     with pytest.raises(NotGiven, match=r"the run has privacy\.secure\.colluding=1, and 3 summands"):
         server.ask(ME, server.until(Stage.KEYS).requests[ME])
+
+
+class ChangingTerms(RuleBasedStateMachine):
+    """Attempts at several rounds, at each stage of which a node may be told something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("_run_id", "_node_id", "_task_id"):
+            setattr(TaskIdentity, name, 1)
+        self.folder = TemporaryDirectory()
+        self.server, self.open = server_of(Path(self.folder.name), Told.of()), list[Exchange]()
+        self.round = 1
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @precondition(lambda self: not self.open)
+    @rule(again=st.booleans())
+    def begin(self, again: bool) -> None:
+        self.round += not again
+        self.open = [self.server.begin(self.round)]
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def tell_all_the_same(self) -> None:
+        self.go_on("", ())
+
+    @precondition(lambda self: self.open)
+    @rule(who=st.sampled_from(NAMES), words=st.sampled_from([*WEAKER.values()]))
+    def go_on(self, who: str, words: tuple[str, ...]) -> None:
+        exchange = self.open.pop()
+        for name, request in exchange.requests.items():
+            try:
+                exchange.take(name, self.server.ask(name, request, Told.of(*words) if name == who else None))
+            except NotGiven:
+                continue
+        try:
+            found = exchange.close()
+        except Abandoned:
+            return
+        self.open = [found] if isinstance(found, Exchange) else []
+
+    @invariant()
+    def all_that_a_node_gives_in_an_attempt_is_on_the_same_terms(self) -> None:
+        told: dict[tuple[str, bytes], set[str]] = defaultdict(set)
+        for name, part, each in self.server.given:
+            told[name, part.attempt].add(each.terms.encode().decode())
+        assert all(len(terms) == 1 for terms in told.values())
+
+    @invariant()
+    def all_whose_vectors_are_in_a_sum_were_told_the_same_terms(self) -> None:
+        masked: dict[bytes, set[str]] = defaultdict(set)
+        for _, part, each in self.server.given:
+            if part.stage is Stage.MASKED:
+                masked[part.attempt].add(each.terms.encode().decode())
+        assert all(len(terms) == 1 for terms in masked.values())
+
+
+TestChangingTerms = ChangingTerms.TestCase
+TestChangingTerms.settings = settings(max_examples=6, stateful_step_count=12, deadline=None, phases=[Phase.generate])
