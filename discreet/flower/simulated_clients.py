@@ -20,8 +20,14 @@ def set_up_simulation(run: ClientSettings, folder: Path, held: ExitStack) -> str
     ticket = leave_ticket(folder)
     held.callback((folder / TICKET).unlink, missing_ok=True)
     if masked_mechanism(run) is not None:
-        held.callback(shutil.rmtree, folder / FOLDER, ignore_errors=True)
-        _make_keys(folder, run.user.population_size)
+        keys = folder / FOLDER
+        shutil.rmtree(keys, ignore_errors=True)  # those of before, with their state
+        held.callback(shutil.rmtree, keys, ignore_errors=True)
+        keys.mkdir(mode=0o700)
+        people = [Identity.generate(str(client)) for client in range(run.user.population_size)]
+        for person in people:
+            _write(virtual_files(folder, person.name).key, person.private_text())
+        (keys / PEERS).write_text(json.dumps({person.name: person.public_text() for person in people}, indent=1))
     return ticket
 
 
@@ -31,17 +37,6 @@ def leave_ticket(folder: Path) -> str:
     (folder / TICKET).unlink(missing_ok=True)
     _write(folder / TICKET, ticket.encode())
     return ticket
-
-
-def _make_keys(folder: Path, count: int) -> None:
-    """New keys for virtual clients, in place of those of before, whose state goes too."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    (folder / FOLDER).mkdir(mode=0o700)
-    people = [Identity.generate(str(client)) for client in range(count)]
-    for person in people:
-        _write(virtual_files(folder, person.name).key, person.private_text())
-    public = {person.name: person.public_text() for person in people}
-    (folder / FOLDER / PEERS).write_text(json.dumps(public, indent=1))
 
 
 def _write(path: Path, content: bytes) -> None:
