@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from discreet.masking.agreement import Abandoned
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from discreet.masking.agreement import Abandoned
 from discreet.masking.identity import Identity
 from discreet.masking.server import Exchange, Opened
 from discreet.masking.wire import Stage, join_named, split_named

@@ -45,7 +45,14 @@ def at_call(number: int, before: bool, function: Callable[..., Any]) -> Callable
 
 def plant(point: str, number: int) -> None:
     if point in ("before_ledger", "after_ledger"):
-        DurableLedger.charge = at_call(number, point == "before_ledger", DurableLedger.charge)  # type: ignore[method-assign]
+        charge = DurableLedger.charge
+        dying = at_call(number, point == "before_ledger", charge)
+
+        def charged(self: DurableLedger, *args: Any, **kwargs: Any) -> bool:  # an account is a ledger too
+            found: bool = (dying if self.path.name == "ledger.db" else charge)(self, *args, **kwargs)
+            return found
+
+        DurableLedger.charge = charged  # type: ignore[method-assign]
     elif point == AFTER_ACCOUNT:
         PopulationAccount.charge = at_call(number, False, PopulationAccount.charge)  # type: ignore[method-assign]
     elif point == BEFORE_SECRETS:
