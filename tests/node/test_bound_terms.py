@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from discreet.masking.agreement import Abandoned
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from discreet.masking.identity import Identity
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.wire import Stage, join_named, split_named
+from discreet.masking.wire import Abandoned, Stage, join_named, split_named
 from tests.masking.federation import altered, body_of
 from tests.node.dishonest import NAMES, Dishonest, NotGiven, Told, server_of
 
