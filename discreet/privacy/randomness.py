@@ -6,7 +6,8 @@ import hashlib
 import hmac
 import math
 import os
-from typing import NoReturn
+import threading
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,22 @@ CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
 PAIRS = 1 << 16  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
 LOW_63_BITS = (1 << 63) - 1
 FEW_BITS = 1 << 43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
+_HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
 _ZEROS = bytes(1 << 16)  # what is encrypted to a stream: small, so that it leaves the cache to others
+
+
+class _Scratch(threading.local):
+    """A thread's memory for normal draws, kept: fresh memory costs as much as the draws. Room for `pairs` of them."""
+
+    pairs = 0
+
+    def reserve(self, pairs: int) -> None:
+        if pairs > self.pairs:
+            self.pairs, self.words = pairs, torch.empty(2 * pairs, dtype=torch.int64)
+            self.cosine = torch.empty(pairs, dtype=torch.float64)
+
+
+_scratch = _Scratch()
 
 
 class RandomSource:
@@ -48,7 +64,8 @@ class RandomSource:
         )
 
     def child(self, *labels: str | int) -> RandomSource:
-        """Another stream, independent of this one and of every child with other labels.
+        """Another stream, independent of this one and of every child with other labels, of which there is at least
+        one.
 
         A seeded source gives the same child for the same labels, whatever was drawn before; a secure one a new key
         from the operating system each time. `child("a", "b")` and `child("a").child("b")` differ.
@@ -58,6 +75,8 @@ class RandomSource:
         >>> bool((source.child("round", 4).words(2) == seeded_source(20617).child("round", 4).words(2)).all())
         True
         """
+        if not labels:
+            raise ValueError("child needs at least one label")
         if self.is_secure:
             return secure_source()
         return RandomSource(_derive(self._key, "child", *labels), is_secure=False)
@@ -66,13 +85,8 @@ class RandomSource:
         """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a stream is cut into
         calls. RuntimeError in another process than the one that built the source.
         """
-        if os.getpid() != self._process:
-            raise RuntimeError("a RandomSource was carried into another process, where it would repeat its noise")
         words = np.empty(count, dtype=np.uint64)
-        stream = words.view(np.uint8)
-        for start in range(0, len(stream), len(_ZEROS)):
-            part = stream[start : start + len(_ZEROS)]
-            self._cipher.update_into(_ZEROS[: len(part)], part.data)
+        self._fill(words)
         return words
 
     def uniform(self, count: int) -> Tensor:
@@ -91,11 +105,16 @@ class RandomSource:
             raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
         values, each = torch.empty(count, dtype=dtype), stddev / math.sqrt(draws)
         for part in torch.split(values, 2 * PAIRS):
-            size = len(part) + len(part) % 2
-            drawn = box_muller(signed(self.words(size)), each)
-            for _ in range(draws - 1):
-                drawn += box_muller(signed(self.words(size)), each)
-            part.copy_(drawn[: len(part)])
+            pairs = (len(part) + 1) // 2
+            cosine, sine = self._normal_pairs(pairs, each)
+            if draws > 1:
+                cosine, sine = cosine.clone(), sine.clone()
+                for _ in range(draws - 1):
+                    more = self._normal_pairs(pairs, each)
+                    cosine += more[0]
+                    sine += more[1]
+            part[:pairs].copy_(cosine)
+            part[pairs:].copy_(sine[: len(part) - pairs])
         return values
 
     def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -133,6 +152,24 @@ class RandomSource:
             if not (ranked[1:] == ranked[:-1]).any():
                 return torch.from_numpy(order.astype(np.int64, copy=False))
 
+    def _normal_pairs(self, pairs: int, stddev: float) -> tuple[Tensor, Tensor]:
+        """`box_muller` of the next 2 * pairs words: two float64 (pairs,), which the next call overwrites."""
+        _scratch.reserve(pairs)
+        words, cosine = _scratch.words[: 2 * pairs], _scratch.cosine[:pairs]
+        self._fill(words.numpy())
+        words[:pairs].bitwise_and_(LOW_63_BITS)
+        floats = words.view(torch.float64).copy_(words)  # in place of the words: less memory is touched
+        _rotate(floats[:pairs], floats[pairs:], cosine, stddev)
+        return cosine, floats[pairs:]
+
+    def _fill(self, words: npt.NDArray[Any]) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("a RandomSource was carried into another process, where it would repeat its noise")
+        stream = words.view(np.uint8)
+        for start in range(0, len(stream), len(_ZEROS)):
+            part = stream[start : start + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[: len(part)], part.data)
+
 
 def secure_source() -> RandomSource:
     """A source with a fresh key from the operating system. Its stream never repeats."""
@@ -164,17 +201,25 @@ def open_uniform(words: Tensor) -> Tensor:
     return (words & LOW_63_BITS).double().add_(0.5).mul_(2.0**-63)
 
 
-def box_muller(words: Tensor, stddev: float = 1.0) -> Tensor:
-    """Normal values from as many int64 words: shape (2m,) to (2m,), float64 (Box and Muller 1958).
+def box_muller(words: Tensor) -> Tensor:
+    """Standard normal values from as many int64 words: shape (2m,) to (2m,), float64 (Box and Muller 1958).
 
     Words 0 .. m-1 give the radii sqrt(-2 ln u) and words m .. 2m-1 the angles pi * word / 2^63. The first m
     results are the cosines' and the last m the sines'; pair i is (i, m + i).
     """
     half = len(words) // 2
-    # stddev^2 inside the root could vanish or overflow.
-    radius = open_uniform(words[:half]).log_().mul_(-2.0).sqrt_().mul_(stddev)
-    angle = words[half:].double().mul_(math.pi * 2.0**-63)
-    return torch.cat((angle.cos().mul_(radius), angle.sin_().mul_(radius)))
+    values = torch.empty(2 * half, dtype=torch.float64)
+    radius, angle = (words[:half] & LOW_63_BITS).double(), values[half:].copy_(words[half:])
+    _rotate(radius, angle, values[:half])
+    return values
+
+
+def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) -> None:
+    """Box and Muller's method on words as float64 (m,): cosines' values into `cosine`, sines' in place of `angle`."""
+    torch.add(_HALF, radius, alpha=2.0**-63, out=radius)
+    radius.log_().mul_(-2.0).sqrt_().mul_(stddev)  # stddev^2 inside the root could vanish or overflow
+    torch.cos(angle.mul_(math.pi * 2.0**-63), out=cosine).mul_(radius)
+    angle.sin_().mul_(radius)
 
 
 def laplace_values(words: Tensor) -> Tensor:
@@ -190,6 +235,8 @@ def _derive(key: bytes, *labels: str | int) -> bytes:
     """HMAC-SHA-256 of the labels, each with type and length, so that no two lists read the same."""
     message = b""
     for label in labels:
+        if not isinstance(label, str | int):
+            raise TypeError(f"a label must be a str or an int, not {type(label).__name__}")
         text = str(label).encode()
         message += (b"i" if isinstance(label, int) else b"s") + len(text).to_bytes(8, "big") + text
     return hmac.new(key, message, hashlib.sha256).digest()
