@@ -67,7 +67,7 @@ def answered(call: Call) -> Any:
             question = (call.watch.questions, where)
             if question in call.watch.settled:
                 return call.func(torch.full_like(answers.values[0], answers.together))
-        if bool((answers.values == answers.values[0]).all()):
+        if _is_one(answers.values):
             return call.func(answers.values[0])
         raise Split(answers.values, where, question)
     result = call.run()
@@ -77,11 +77,17 @@ def answered(call: Call) -> Any:
     return call.watch.give(result, Answers(values, call.drawn))
 
 
+def _is_one(values: Tensor) -> bool:
+    """True if all values are the same, NaN too: else an example that answers NaN would be parted from itself forever."""
+    first = values[0]
+    return bool(((values == first) | (values.isnan() & first.isnan())).all())
+
+
 def of_lengths(call: Call, lengths: Tensor) -> Any:
     """Sorts or packs sequences by their lengths, which have to be equal: examples of equal lengths run together."""
     if call.drawn:
         raise Unserved(f"{call.name} of lengths that were drawn at random{place()}")
-    if not bool((lengths == lengths[0]).all()):
+    if not _is_one(lengths):
         raise Split(lengths.detach(), f"{call.name}{place()}")
     if call.name == "sort":
         found = torch.sort(lengths, stable=True)

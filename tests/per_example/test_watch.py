@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable
 
@@ -442,6 +443,21 @@ def test_a_question_whose_answer_changes_no_gradient_has_one_answer_for_every_ba
     values[::2] += 3
     found, _ = clipped_gradient_sum(model, (values, mask), targets=TARGETS, clip_norm=0.2)
     torch.testing.assert_close(found, sequential_sum(model, (values, mask), targets=TARGETS, clip_norm=0.2))
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+def test_an_example_that_answers_nan_is_run_apart_and_counts_as_zero() -> None:
+    def between(model: Forward, x: Tensor) -> Tensor:
+        return x.relu() if x.detach().sum().item() > 0.5 else x
+
+    inputs, kept = rows(), [0, 1, 3, 4]
+    inputs[2] = math.nan
+    total, norms = clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=TARGETS, clip_norm=0.2)
+    wanted, _ = clipped_gradient_sum(
+        seeded(lambda: Forward(between)), inputs[kept], targets=TARGETS[kept], clip_norm=0.2
+    )
+    assert norms[2] == math.inf
+    torch.testing.assert_close(total, wanted)
 
 
 @pytest.mark.usefixtures("built_is_an_error")
