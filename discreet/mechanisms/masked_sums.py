@@ -111,7 +111,8 @@ class MaskedSum(ServerMechanism):
     def release(self, replies: Replies, at: Round) -> Released:
         """As `ServerRelease` has it. RoundAbandoned: too few clients are left to open the sum, which is charged all the
         same."""
-        event = self.event(self.noise_multiplier, rates=at.answers is not None)
+        event = self.event_of(at.number + 1, rates=at.answers is not None)
+        assert event is not None
         (update, below, answers), count = self._opened(replies, at, event)
         said = None if answers is None or at.answers is None else at.answers.opened(answers)
         return Released(update, *moved(self, at, below), count, said)

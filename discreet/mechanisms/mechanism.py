@@ -291,8 +291,10 @@ class ServerMechanism(Mechanism, ServerRelease, Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """Of a round as a whole; 0 draws no noise and protects nobody."""
-        return terms_of(self).noise_multiplier or 0.0
+        """Of a round as a whole; 0 draws no noise and protects nobody. A target has chosen it by now."""
+        noise = terms_of(self).noise_multiplier
+        assert noise is not None
+        return noise
 
     @property
     def count_stddev(self) -> float | None:
