@@ -78,7 +78,7 @@ def answered(call: Call) -> Any:
 
 
 def _is_one(values: Tensor) -> bool:
-    """True if all values are the same, NaN too: else an example that answers NaN would be parted from itself forever."""
+    """True if all values are the same, NaN too: else an example that answers NaN would be parted from itself."""
     first = values[0]
     return bool(((values == first) | (values.isnan() & first.isnan())).all())
 
