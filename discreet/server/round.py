@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from discreet.accounting.noise_ratio import noise_ratio
 from discreet.mechanisms.mechanism import Kept, PlainSum, Released, Round, ServerRelease, expected_cohort
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, Replies
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import fixed_size_cohort, in_turn, poisson_cohort
 from discreet.server import server_optimizer
+from discreet.server.noise_outlook import noise_ratio
 from discreet.server.plan import Plan
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.state import State

@@ -11,7 +11,6 @@ import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from discreet.accounting.noise_ratio import signal_share
 from discreet.settings.rules import ConfigError, LearningRate, Momentum, Positive, section
 from discreet.settings.settings import ServerConfig
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 class ServerSGD:
     """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to the parameters.
 
-    With `shrink_with_noise` a step is as long as its signal is by estimate, see `noise_ratio.signal_share`.
+    With `shrink_with_noise` a step is as long as its signal is by estimate, see `signal_share`.
     ConfigError: a number is out of its range.
     """
 
@@ -62,6 +61,22 @@ class ServerYogi:
 ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
 # Of a configuration by their names: there SGD has momentum, which one that is made in code has only if it is given.
 MADE: dict[str, ServerOptimizer] = {"sgd": ServerSGD(momentum=0.8), "adam": ServerAdam(), "yogi": ServerYogi()}
+
+
+def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
+    """The share of a step's length that is signal, given the expected energy of its noise: within [0, 1].
+
+    |velocity|^2 is on average the squared norm of the signal plus `noise_energy`: the positive part of sqrt(1 -
+    noise_energy / |velocity|^2), as in James and Stein 1961. 1 without noise. Post-processing of a release.
+
+    >>> import torch
+    >>> signal_share(torch.tensor([3.0, 4.0]), noise_energy=16.0)
+    0.6
+    """
+    if noise_energy == 0:
+        return 1.0
+    energy = float(velocity.double().square().sum())
+    return math.sqrt(max(0.0, 1 - noise_energy / energy)) if energy > 0 else 0.0
 
 
 def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_energy: float = 0.0) -> State:

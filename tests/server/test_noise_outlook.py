@@ -11,8 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from discreet.accounting.noise_ratio import noise_ratio
-from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook
+from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook, noise_ratio
 from discreet.server.plan import Plan, plan_of, planned, resolve_noise
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
