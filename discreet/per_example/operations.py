@@ -64,6 +64,11 @@ def over_last(dims: int, least: int = 0) -> Check:
     return check
 
 
+def normed(call: Call) -> Tag:
+    """layer_norm and rms_norm, over the last dimensions."""
+    return over_last(len(call.argument(1, "normalized_shape")))(call)
+
+
 def sides_padded(call: Call) -> Tag:
     """pad: two numbers for each dimension, the last one first; of zeros nothing is added."""
     sides = call.argument(1, "pad")
@@ -360,6 +365,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
     ("max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices upsample_nearest3d "
      "upsample_trilinear3d", over_last(3, least=1)),
     ("pad", sides_padded),
+    ("layer_norm rms_norm", normed),
     ("unfold", along(1, keeps=True)),
     ("im2col col2im channel_shuffle feature_dropout feature_alpha_dropout max_unpool2d max_unpool3d "
      "fractional_max_pool2d fractional_max_pool3d", rows),
