@@ -369,6 +369,18 @@ FAULTS = (
         "per_example/test_watch.py::test_what_a_hook_does_is_watched_too",
     ),
     Fault(
+        "what is known of a call is what was found for its shapes, wherever the examples are",
+        "discreet.per_example.watch:signature",
+        lambda signature: (
+            lambda watch, func, args, named: (
+                None
+                if signature(watch, func, args, named) is None
+                else (func, *(getattr(each, "shape", each) for each in args), *named.values())
+            )
+        ),
+        "per_example/test_watch.py::test_a_call_of_the_same_shapes_is_checked_again_if_the_examples_lie_otherwise",
+    ),
+    Fault(
         "a forward is not compared with what single examples give",
         "discreet.per_example.passes:_tried_on",
         always(""),

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from discreet.data.examples import TaskShape
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import transformer
+from discreet.per_example.objective import modules_of, parameters_of
 from discreet.per_example.recurrent import ClassesSecond, LastStep, LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.training import HF, ModelConfig
@@ -198,7 +199,7 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones once, in the order of
     model.parameters(). Frozen ones (requires_grad is False) stay as the model was built."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [value for value in parameters_of(*modules_of(model)) if value.requires_grad]
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
@@ -310,7 +311,7 @@ def masks_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
 @contextmanager
 def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
     """Within it, PyTorch's generators draw as `source` says: the same masks again for a seeded source, others each time
-    for a secure one. Afterwards those of the CPU and of the model's devices are as they were.
+    for a secure one. Afterwards those of the CPU and of the model's device are as they were.
 
     Masks are not noise that protects, and need not be secret for that. They are drawn independently of all data, each
     example's apart from the others', and what one example adds to a clipped sum is at most the clip norm for each fixed
@@ -318,7 +319,8 @@ def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
     who knew it could compute which masks go to which place in a batch, and places shift if an example is missing.
     """
     seed = int(source.child("dropout").words(1)[0])
-    devices = sorted({value.device.index for value in model.parameters() if value.is_cuda})
+    device = next(model.parameters()).device
+    devices = [device.index] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         for device in devices:

@@ -36,6 +36,12 @@ COPYING = words("expand repeat expand_as broadcast_to tile")
 LIKE = words("view_as reshape_as expand_as")  # take the shape of another tensor
 VIEWS = words("T mT H mH data real")  # attributes that are tensors
 SHAPING = COPYING | words("view reshape unflatten narrow split chunk")  # may be given a size that counts examples
+# The layout of what they give follows from the layouts, shapes and plain arguments that they are given, and no data.
+BY_SHAPE = words(
+    "add sub mul div truediv pow rsqrt exp tanh sigmoid relu gelu silu linear addmm matmul bmm embedding layer_norm "
+    "softmax log_softmax dropout scaled_dot_product_attention transpose permute unsqueeze squeeze contiguous view "
+    "reshape flatten expand mean to"
+)
 PYTHON = {"embedding_bag", "lstm_layer"}  # functions with rules that are written in Python
 _ALIASES = {"radd": "add", "rmul": "mul", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_"}
 _DRAWN = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "uniform", "normal", "exponential")
@@ -70,6 +76,7 @@ class Function:
       is_fact: True if it tells nothing of values.
       is_special: True if it reads values, or fills a new tensor.
       may_have_rule: False for a function in Python that calls the one that a rule is for.
+      is_by_shape: True if it is one of BY_SHAPE.
     """
 
     name: str
@@ -79,6 +86,7 @@ class Function:
     is_fact: bool
     is_special: bool
     may_have_rule: bool
+    is_by_shape: bool
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +97,8 @@ def function_of(func: Any) -> Function:
     is_fact = name in FACTS or name in SIZES or (getattr(func, "__name__", "") == "__get__" and name not in VIEWS)
     special = name in READS or name in FILLED or name in WHOLE
     writes, ruled = full != name or name == "setitem", is_python == (name in PYTHON)
-    return Function(name, writes, is_python, full in BANNED, is_fact, special, ruled)
+    by_shape = name in BY_SHAPE and not writes and not is_fact
+    return Function(name, writes, is_python, full in BANNED, is_fact, special, ruled, by_shape)
 
 
 def called_inside(mode: Any, func: Any, types: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -107,6 +116,34 @@ def called_inside(mode: Any, func: Any, types: Any, args: tuple[Any, ...], named
 Names = Sequence[object]
 # Types of arguments in which there is no tensor and no number of examples.
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+
+
+def signature(watch: Any, func: Any, args: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...] | None:
+    """All that the layout of the result follows from, for a function of BY_SHAPE; None if a parameter takes part, or
+    something that is not known to keep examples apart."""
+    function = function_of(func)
+    if not function.is_by_shape or (function.name == "view" and not args[0].is_contiguous()):
+        return None
+    found: list[Any] = [func, watch.count, *named]
+    for value in (*args, *named.values()) if named else args:
+        kind = type(value)
+        if isinstance(value, Tensor):
+            tag = watch.tag(value)
+            if type(tag) is Layout:
+                found += (tag.dim, tag.before, tag.after, tag.drawn, value.shape)
+            elif tag is CONSTANT:
+                found += (tag, value.shape)
+            else:
+                return None
+        elif kind in _PLAIN:
+            found += (kind, value)
+        else:
+            for each in value if kind in (tuple, torch.Size) else (value,):
+                if type(each) not in (int, Count):
+                    return None
+                found += (type(each), each.times if type(each) is Count else each)
+            found.append(kind)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from discreet.per_example.calls import (
     called_inside,
     function_of,
     redispatch,
+    signature,
 )
 from discreet.per_example.graphs import STRAY, Graphs, Numbers, Owners, Ragged, kind_of, moved, note_graphs
 from discreet.per_example.layouts import (
@@ -78,6 +79,7 @@ RULES = {**WEIGHT_RULES, **RECURRENT_RULES}
 Terms = Callable[[Tensor], list[Term]]
 Use = tuple[GradientEdge, Terms]
 _OF_MODULES = frozenset(nn.Module().__dict__)
+_layouts: dict[Any, Layout] = {}  # of results, by the `signature` of the call: what is found once holds for each pass
 
 
 class Watch(TorchFunctionMode):
@@ -217,10 +219,23 @@ class Watch(TorchFunctionMode):
             tag = self.tag(args[0]) if function.name in SIZES else None
             if isinstance(tag, Ragged | Numbers):
                 self.lengths[tag.kind.count] = tag.kind
-            is_size = isinstance(tag, Layout)
-            return self._size(Call(self, func, function.name, args, named)) if is_size else func(*args, **named)
-        if function.name in LIKE and isinstance(self.tag(args[-1]), Layout):
-            size = self._size(Call(self, func, "shape", args[-1:], {}))
+            if isinstance(tag, Layout):
+                return self._size(function.name, args[0], tag, args[1] if len(args) > 1 else named.get("dim"))
+            return func(*args, **named)
+        key = signature(self, func, args, named)
+        if key in _layouts:
+            return self.give(func(*args, **named), _layouts[key])
+        result = self._called(func, types, args, named)
+        if key is not None and isinstance(result, Tensor) and isinstance(tag := self.tag(result), Layout):
+            if len(_layouts) >= 4096:
+                _layouts.clear()
+            _layouts[key] = tag
+        return result
+
+    def _called(self, func: Any, types: Iterable[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        function = function_of(func)
+        if function.name in LIKE and isinstance(tag := self.tag(args[-1]), Layout):
+            size = self._size("shape", args[-1], tag)
             func, args = getattr(Tensor, function.name.removesuffix("_as")), (args[0], size)
             function = function_of(func)
         call = Call(self, func, function.name, args, named)
@@ -282,13 +297,12 @@ class Watch(TorchFunctionMode):
             return kind.give(value, Layout(counts[0], times, drawn=call.name in DRAWING))
         return self.give(value, Mixed(f"{call.name} counts examples{place()}"))
 
-    def _size(self, call: Call) -> Any:
-        value, layout = call.one
-        if call.name in ("numel", "nelement"):
+    def _size(self, name: str, value: Tensor, layout: Layout, dim: int | None = None) -> Any:
+        """A fact of SIZES, in which a number counts the examples."""
+        if name in ("numel", "nelement"):
             return Count(value.numel() // self.count, self.count)
         counted = Count(layout.before * layout.after, self.count)
         shape = torch.Size([*value.shape[: layout.dim], counted, *value.shape[layout.dim + 1 :]])
-        dim = call.argument(1, "dim")
         return shape if dim is None else shape[dim]
 
     def _ruled(self, call: Call) -> Any:
