@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
@@ -44,7 +44,10 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.training import HF
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
-from discreet.simulation.workers import QUEUED, Train, Work
+from discreet.simulation.workers import QUEUED, Train
+
+if TYPE_CHECKING:
+    from discreet.simulation.cohort import Engine
 
 Task = ray.ObjectRef[Any]
 
@@ -154,9 +157,9 @@ def _only(node: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-class RayWorkers(Generic[Work]):
+class RayWorkers:
     """Works as `discreet.simulation.workers.LocalWorkers` does: a chunk of clients is a task, wherever a CPU is free.
-    Results of an exact trainer come as they are done, others in the order of the work, so that a seed gives the same
+    Results of an exact engine come as they are done, others in the order of the work, so that a seed gives the same
     last bits each time.
 
     What a task needs is put into Ray's object store once, and the parameters once a round. No state of a random
@@ -167,11 +170,11 @@ class RayWorkers(Generic[Work]):
     A task asks for the share `num_gpus` of a GPU. ConfigError: the cluster has none.
     """
 
-    def __init__(self, trainer: Any, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
-        self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, trainer.is_exact
+    def __init__(self, engine: Engine, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
+        self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, engine.is_exact
         cluster.check_gpus(num_gpus)
-        # With the device, in a container: a process fetches the trainer once, and not each task.
-        self._trainer = ray.put(trainer), "cuda" if num_gpus else "cpu"
+        # With the device, in a container: a process fetches the engine once, and not each task.
+        self._engine = ray.put(engine), "cuda" if num_gpus else "cpu"
         self._params: Task = ray.put(None)  # until work begins
         self._waiting: list[Task] = []
         self.count = 1
@@ -186,12 +189,10 @@ class RayWorkers(Generic[Work]):
         self.count = max(self.count, min(cpus, by_gpu))
         self._params = ray.put(params.cpu().numpy())
 
-    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
+    def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
         """The replies of each piece of work. RunLostError: one was lost more than `RETRIES` times."""
         for work in works:
-            self._waiting.append(
-                self._cluster.start(_train, self._trainer, self._params, work, num_gpus=self._num_gpus)
-            )
+            self._waiting.append(self._cluster.start(_train, self._engine, self._params, work, num_gpus=self._num_gpus))
             if len(self._waiting) >= QUEUED * self.count:
                 yield self._result()
         while self._waiting:
@@ -219,9 +220,9 @@ def _train(held: tuple[Task, str], params: NDArray[Any], work: Any) -> tuple[Par
 
 
 @lru_cache(maxsize=1)
-def _loaded(held: tuple[Task, str]) -> Train[Any]:
-    trainer, device = held
-    return ray.get(trainer).on(device).replies  # type: ignore[no-any-return]
+def _loaded(held: tuple[Task, str]) -> Train:
+    engine, device = held
+    return ray.get(engine).on(torch.device(device)).replies  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import many_runs, ray_cluster
-from discreet.simulation.cohort import Engine
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.many_runs import Job, check_parallel, run_all
 from discreet.simulation.ray_cluster import RayCluster, RayWorkers, connected
@@ -222,10 +221,8 @@ def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster
     """What tells these clients apart is the order of their examples: two of 20 are alike once in 10^20 runs."""
     some = Clients("logistic_regression", (4,), (30, 3))
     config = load_config([*ONE_ROUND, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
-    engine = Engine(some.shared, ALIKE, some.layers, chunk=1, workers=1)
-    with BatchedTransport(
-        planned(config), engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)
-    ) as asked:
+    plan, workers = planned(config), partial(RayWorkers, cluster=cluster)
+    with BatchedTransport(plan, some.engine(plan, ALIKE, 1, 1), accounts=None, workers=workers) as asked:
         replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
         assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
 
