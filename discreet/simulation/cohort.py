@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, Numbers, client_examples_of
-from discreet.evaluation.private_evaluation import answers_of
+from discreet.evaluation.private_answers import answers_of
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.masked_sums import MaskedSum
 from discreet.mechanisms.mechanism import ServerRelease
@@ -80,8 +80,8 @@ class Engine:
         data: the data set that all share, on the device that computes; `client_examples`: the rows that each holds.
         chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its own.
-        query: what clients answer by what they hold out, about the part `rated` of the model, released as `answers`;
-            None if nothing.
+        rating: what clients answer by what they hold out, about which part of the model, and how that is released; None
+            if nothing.
     """
 
     seed: int | None
@@ -92,14 +92,12 @@ class Engine:
     chunk: int
     workers: int
     vector: SecureSum | None = None
-    query: Query | None = None
-    rated: nn.Module | None = None
-    answers: AnswerRelease | None = None
+    rating: tuple[Query, nn.Module, AnswerRelease] | None = None
 
     @property
     def is_exact(self) -> bool:
         """True if its sums are of whole numbers, so that their order does not matter."""
-        return self.vector is not None or (self.release.exact and (self.answers is None or self.answers.on_grid))
+        return self.vector is not None or (self.release.exact and (self.rating is None or self.rating[2].on_grid))
 
     def on(self, device: torch.device) -> Engine:
         """The same, with its data and its models there. A chunk stays as large as it is."""
@@ -107,8 +105,8 @@ class Engine:
             return self
         if isinstance(self.model, MappedModel):
             self.model.model.to(device)
-        if self.rated is not None:
-            self.rated.to(device)
+        if self.rating is not None:
+            self.rating[1].to(device)
         return replace(self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device)))
 
     def replies(self, params: Tensor, work: _Work) -> PartialReply:
@@ -116,8 +114,8 @@ class Engine:
         params = params.to(self.data.device)
         part = self._updates(params, work) if self.vector is None else self._vectors(self.vector, params, work)
         if self.vector is None and work.request.work.query:
-            assert self.answers is not None
-            total = AnswerSum(self.answers)
+            assert self.rating is not None
+            total = AnswerSum(self.rating[2])
             total.add(self._answers(params, work))
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)
@@ -139,16 +137,15 @@ class Engine:
 
     def _answers(self, params: Tensor, work: _Work) -> Tensor:
         """The clients' answers (k, length), or (k, length + 1) if they noise them; float32. One computation for all."""
-        examples, query, rated = self.client_examples, self.query, self.rated
-        assert self.answers is not None
-        assert query is not None
-        assert rated is not None
+        examples = self.client_examples
+        assert self.rating is not None
         assert isinstance(examples, TrainedExamples)
+        query, rated, release = self.rating
         held = [examples.held_out(client) for client in work.clients]
         rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
         load_parameters(rated, params)
         outputs, targets = outputs_of(rated, self.data.read(rows)), self.data.targets[rows].cpu()
-        sizes, own = [len(numbers) for numbers in held], self.answers.own
+        sizes, own = [len(numbers) for numbers in held], release.own
         pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
         answers = [query.answer(*pair) for pair in pairs]
         if own is not None:
@@ -292,9 +289,7 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
         chunk=chunk_size(floats, kind),
         workers=1,
         vector=masked_vector(plan),
-        query=plan.query,
-        rated=learned if plan.query else None,
-        answers=answers_of(plan, plan.query) if plan.query else None,
+        rating=(plan.query, learned, answers_of(plan, plan.query)) if plan.query else None,
     )
     if isinstance(layers, MappedModel):
         fits = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)

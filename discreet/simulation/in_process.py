@@ -201,7 +201,7 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
 
         cluster = held.enter_context(connected(plan.ray.address, models=[plan.model.name]))
         workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.ray.num_gpus)
-        logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
+        logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.has("CPU"))
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together
         at_a_time = 1 if alone else engine.chunk

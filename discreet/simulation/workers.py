@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -55,7 +56,8 @@ class LocalWorkers:
     def begin(self, params: Tensor) -> None:
         """Sets the parameters that work starts from, until the next call. What an earlier round left is given up."""
         while self._waiting:
-            self._next()
+            with suppress(*TOLD):
+                self._result()
         self._params.copy_(params)
 
     def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
@@ -88,10 +90,16 @@ class LocalWorkers:
         self._waiting.append((pipe, slot))
 
     def _result(self) -> PartialReply:
-        told, slot = self._next()
+        pipe, slot = self._waiting.popleft()
+        self._free.append(slot)
+        try:
+            told = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RunLostError(KILLED) from error
         if isinstance(told, Exception):
             raise told
-        return replace(told, values=self._slots[slot].view(told.values.dtype))
+        replies: PartialReply = told
+        return replace(replies, values=self._slots[slot].view(replies.values.dtype))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -101,14 +109,6 @@ class LocalWorkers:
             worker.join()
         self._processes.clear()
         self._waiting.clear()
-
-    def _next(self) -> tuple[PartialReply | Exception, int]:
-        pipe, slot = self._waiting.popleft()
-        self._free.append(slot)
-        try:
-            return pipe.recv(), slot
-        except (EOFError, OSError) as error:
-            raise RunLostError(KILLED) from error
 
     def _fork(self) -> tuple[BaseProcess, Connection]:
         context = multiprocessing.get_context("fork")

@@ -143,8 +143,6 @@ TINY = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "tr
 def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulate = cli.simulate
-
     def failing(config: Settings, **more: object) -> None:
         simulate(config, **more)  # type: ignore[arg-type]
         if config.server.learning_rate == 1:
@@ -152,7 +150,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
 
     there = f"hydra.sweep.dir={tmp_path}"
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "simulate", failing)
+        patch.setattr(many_runs, "simulate", failing)
         assert main(["--multirun", *TINY, "server.learning_rate=0.5,1,2", there]) == 1
     said = capsys.readouterr().out.splitlines()
     assert "run 3 of 3 (server.learning_rate=2) has ended: 3 of 3 runs, 1 failed" in said
