@@ -244,7 +244,7 @@ FAULTS = (
         "statistics that are asked again draw the same noise",
         "discreet.accounting.privacy_ledger:PrivacyLedger.num_releases",
         lambda _: property(lambda self: 0),
-        "evaluation/test_private_statistics.py::test_what_is_asked_again_is_noised_anew",
+        "evaluation/test_private_answers.py::test_what_is_asked_again_is_noised_anew",
     ),
     Fault(
         "a choice among trials costs as much as one of them",
@@ -504,7 +504,7 @@ FAULTS = (
                 vector if request.work.trains else replace(vector, variance=0), reply, request, source
             )
         ),
-        "audit/test_masked_audit.py::test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says",
+        "audit/test_release_audit.py::test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says",
     ),
     Fault(
         "a masked sum is opened before it is charged",

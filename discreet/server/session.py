@@ -23,8 +23,8 @@ from discreet.data.folder import FOLDER
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES, FolderError
 from discreet.data.tokens import pretrained_folder
-from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
-from discreet.evaluation.private_statistics import found_normaliser, with_constants
+from discreet.evaluation.predictions import named_parameters_of, write_predictions
+from discreet.evaluation.private_answers import found_normaliser, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import Replies
 from discreet.models.fixed_part import behind_fixed
@@ -190,7 +190,6 @@ def finish(session: Session, outcome: Outcome) -> None:
     close_run(session.context, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if plan.operations.predictions:
         write_predictions(folder)
-        write_indicators(folder)
     say_how_it_ended(session.context, outcome)
 
 

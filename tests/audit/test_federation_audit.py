@@ -9,11 +9,12 @@ import pytest
 import torch
 from scipy import stats
 
-from discreet.audit.canaries import draw_canaries
-from discreet.audit.canary_scores import Scores
-from discreet.audit.federation_audit import audit_federation, scored, words_of
+from discreet.audit.canaries import Scores, draw_canaries
+from discreet.audit.federation_audit import audit_federation, words_of
+from discreet.audit.user_audit import scored
 from discreet.audit.verdict import judge
 from discreet.privacy.randomness import seeded_source
+from discreet.server.plan import plan_of
 from discreet.server.session import resolve
 from discreet.server.state import State
 from discreet.settings.compose import load_config
@@ -46,9 +47,10 @@ def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_acc
     run = make_run(tmp_path / "run", *RUN, "privacy.user.too_noisy=warn")
     canaries = draw_canaries(30, 650, seeded_source(71))
     mean = sum(canaries.direction(number) for number in np.flatnonzero(canaries.included)) * (CLIP / 40)
-    releases = [State(number + 1, torch.zeros(650), mean.float() * (1 - number), CLIP) for number in (0, 1)]
+    sums = torch.zeros(650), mean.float(), torch.zeros(650)
+    states = [State(number, torch.zeros(650), total, CLIP) for number, total in enumerate(sums)]
     run.replace_metrics([{"round": number, "fraction_below": None} for number in (1, 2)])
-    rounds, spent = scored(run, releases, canaries)
+    rounds, spent = scored(plan_of(run.read_config()), run, states, canaries)
     for scores, released in zip(rounds, (1, 0), strict=True):
         assert scores.values == pytest.approx(released * canaries.included / Z**2, abs=1e-5)
     assert spent.num_releases == ROUNDS

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import Experiment
+from discreet.audit.canaries import Canaries, Experiment, draw_canaries
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge

@@ -1,15 +1,17 @@
-"""The verdict: claims that hold are left alone, and claims that do not are refuted."""
+"""The verdict: claims that hold are left alone, others are refuted, and what can be found is said first."""
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
-from discreet.audit.gaussian_fit import epsilon_of_shift
-from discreet.audit.verdict import FIT, ONE_RUN, REPEATED, Verdict, judge
+from discreet.audit.canaries import Claim, Experiment, Observation, Releases, Scores
+from discreet.audit.estimates import epsilon_of_shift, fit_gaussians, guess, one_run_bound, planned
+from discreet.audit.verdict import FIT, ONE_RUN, REPEATED, Verdict, judge, power_of, smallest_fault
 from tests.audit.made import gaussian_scores, repeated_gaussians
 
 CLAIM = Claim(epsilon_of_shift(1.0, delta=1e-3), 1e-3, "add or remove one client")
@@ -57,3 +59,45 @@ def test_a_single_round_is_estimated_only_if_its_claim_is_refuted(noise: float) 
     assert (first.estimate, first.interval) == ((None, None) if noise == 1.0 else (run.estimate, run.interval))
     assert run.estimate is not None
     assert bool(first.refuted_by) is (noise == 0.5)
+
+
+DELTA, LEVEL = 1e-3, 0.01 / 3
+
+
+def drawn(generator: np.random.Generator, releases: Releases, canaries: int, share: float) -> Scores:
+    """The inner products of canaries with the sum of so many sampled rounds."""
+    included = generator.random(canaries) < 0.5
+    often = generator.binomial(releases.rounds, releases.probability, canaries) * included
+    noise = share * (releases.noise_multiplier or 1.0) * math.sqrt(releases.rounds)
+    return Scores(often + noise * generator.normal(size=canaries), included, centred=True)
+
+
+def test_with_sampling_the_shift_is_that_of_drawn_scores() -> None:
+    releases = Releases(20, 0.3, 1.5, RELEASES.claim)
+    found = drawn(np.random.default_rng(61), releases, 200_000, 0.5)
+    pooled = math.sqrt((found.seen.var() + found.unseen.var()) / 2)
+    assert releases.shift(0.5) == pytest.approx(found.seen.mean() / pooled, rel=0.01)  # a standard error of 0.4 %
+
+
+@pytest.mark.parametrize(("releases", "count"), [(RELEASES, 100), (RELEASES, 1000), (REPEATED_ONCE, 1000)])
+def test_nine_of_ten_audits_find_the_smallest_fault(releases: Releases, count: int) -> None:
+    share, generator, found = smallest_fault(releases, count, level=LEVEL), np.random.default_rng(67), 0
+    assert share is not None
+    for _ in range(200):
+        once = repeated_gaussians(generator, runs=count // 2, noise=share)
+        fit = fit_gaussians(once if releases.repeated else drawn(generator, releases, count, share))
+        found += fit is not None and fit.lower_bound(delta=DELTA, significance=LEVEL) > releases.claim.epsilon
+    assert 165 <= found <= 195  # of 180, with a standard deviation of 4; the seed is fixed
+
+
+@pytest.mark.parametrize("rounds", [1, 20])
+def test_without_noise_guesses_at_sampled_canaries_show_what_is_said(rounds: int) -> None:
+    sampled = Releases(rounds, 0.1, None, Claim(0.4, DELTA, ""))
+    said = re.search(r"show epsilon (\S+) on average", power_of(sampled, 2000, level=LEVEL)[0])
+    assert said is not None
+    made, generator = planned(2000, 0.4, DELTA, shifts=False), np.random.default_rng(73)
+    shown = [
+        one_run_bound(guess(drawn(generator, sampled, 2000, 1e-9), made=made), delta=DELTA, significance=LEVEL)
+        for _ in range(20)
+    ]
+    assert float(said[1]) == pytest.approx(np.mean(shown), abs=0.06)
