@@ -23,14 +23,7 @@ from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import (
-    OVER,
-    RunFolder,
-    RunStatus,
-    check_output,
-    read_status,
-    state_of,
-)
+from discreet.server.run_folder import OVER, RunFolder, RunStatus, check_output, read_status, state_of
 from discreet.server.session import resolve
 from discreet.settings.rules import require_extra
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
