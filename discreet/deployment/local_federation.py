@@ -8,12 +8,11 @@ With `--data FOLDER` the nodes are the folders in it, each with the data and, if
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,14 +34,14 @@ from discreet.deployment.interruption import override, resumable
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder, check_output, read_status, state_of
+from discreet.server.run_folder import RunFolder, check_output, read_status
 from discreet.server.session import check_secure, resolve
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.simulation.processes import RunLostError, end_carrying, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
-START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
+START_SECONDS, END_SECONDS = 90.0, 10.0
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
 POLICY = "policy.json"  # in a node's folder, if its owner has one
@@ -148,27 +147,6 @@ class Federation:
         words = [*overrides, override("output_dir", output)]
         self.start(f"run-{name}", flwr_run_command(self.folder / f"{name}.toml", words, app))
         return RunFolder(output)
-
-    def finish(self, folder: RunFolder, *, seconds: float = RUN_SECONDS) -> None:
-        """Until `flwr run` has seen the end of the run, and the run says so too."""
-        process = self.processes[f"run-{folder.path.name}"]
-        wait_until(lambda: process.poll() is not None, seconds, f"flwr run of {folder.path.name} is over")
-        wait_until(lambda: state_of(folder) not in ("", "running"), START_SECONDS, f"{folder.path.name} has ended")
-
-    def kill(self, name: str) -> None:
-        """kill -9 for a process and everything that it has started itself; what that started ends when it notices."""
-        process = self.processes.pop(name)
-        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-        for pid in (process.pid, *children):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-    def end(self, name: str) -> None:
-        """SIGTERM, and waits for the end."""
-        process = self.processes.pop(name)
-        process.terminate()
-        wait_until(lambda: process.poll() is not None, START_SECONDS, f"{name} has ended")
 
     def stop(self) -> None:
         """Ends every process of this federation, whoever started it."""

@@ -22,7 +22,7 @@ from discreet.data.examples import Task, normalised_task
 from discreet.data.folder import FOLDER
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES, FolderError
-from discreet.data.tokens import pretrained_folder
+from discreet.data.text import pretrained_folder
 from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
 from discreet.evaluation.private_statistics import found_normaliser, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
