@@ -17,17 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from discreet.data.description import DESCRIPTION
+from discreet.deployment import flower_home
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_home import (
-    flower_environment,
-    flwr_run_command,
-    free_port,
-    start,
-    wait_until,
-    write_connection,
-)
 from discreet.deployment.flower_run import exit_code, follow
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
@@ -62,12 +55,12 @@ class Federation:
     pause: float = SHORTEST_PAUSE
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    port: int = field(default_factory=free_port)
-    proxy_port: int = field(default_factory=free_port)
+    port: int = field(default_factory=flower_home.free_port)
+    proxy_port: int = field(default_factory=flower_home.free_port)
 
     def __post_init__(self) -> None:
         self.home, self.secrets = self.folder / "home", self.folder / "secrets"
-        self.environment = flower_environment(self.home) | {
+        self.environment = flower_home.flower_environment(self.home) | {
             "OMP_NUM_THREADS": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
@@ -77,7 +70,7 @@ class Federation:
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a process with a log of its own, which a later one of the same name goes on with."""
-        process = start(command, self.log(name), folder=self.folder, environment=self.environment)
+        process = flower_home.start(command, self.log(name), folder=self.folder, environment=self.environment)
         self.processes[name] = process
         self.started.append(process)
         return process
@@ -99,17 +92,19 @@ class Federation:
         if "gate" not in self.processes:
             options = {"upstream": f"https://127.0.0.1:{self.port}", "secrets": self.secrets, "port": self.proxy_port}
             self.start("gate", _module("gate", **options))
-        wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
+        flower_home.wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
         url = f"https://127.0.0.1:{self.proxy_port}/health"
-        wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the node proxy answers")
-        write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
+        flower_home.wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the node proxy answers")
+        flower_home.write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
 
     def start_preforked_clients(self) -> None:
         """Starts the preforked clients of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
         process = self.start("clients", clients_command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
-        wait_until(lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started")
+        flower_home.wait_until(
+            lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started"
+        )
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Starts a SuperNode with the key and the ledger of its name; `words` come last and win. The first start makes
@@ -119,7 +114,7 @@ class Federation:
             DurableLedger.create(ledger)
         options = {
             "superlink": f"127.0.0.1:{self.proxy_port}",
-            "port": free_port(),
+            "port": flower_home.free_port(),
             "authority": self.authority,
             "key": self.secrets / "nodes" / f"{name}.key",
             "ledger": ledger,
@@ -139,13 +134,13 @@ class Federation:
             return "SuperNode ID" in said
 
         for name in names:
-            wait_until(lambda name=name: is_let_in(name), seconds, f"{name} is connected")  # type: ignore[misc]
+            flower_home.wait_until(lambda name=name: is_let_in(name), seconds, f"{name} is connected")  # type: ignore[misc]
 
     def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
         """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
         output = output or self.folder / name
         words = [*overrides, override("output_dir", output)]
-        self.start(f"run-{name}", flwr_run_command(self.folder / f"{name}.toml", words, app))
+        self.start(f"run-{name}", flower_home.flwr_run_command(self.folder / f"{name}.toml", words, app))
         return RunFolder(output)
 
     def stop(self) -> None:

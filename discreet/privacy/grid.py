@@ -174,7 +174,7 @@ def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
 
 def _second_laplace(words: Tensor, index: int, key: bytes) -> Decimal:
     word = int(words[index])
-    return _exponential(word, _more_bits(key, index)[0]).copy_sign(Decimal(word))
+    return _exponential(word, _more_bits(key, index)[0]).copy_sign(word)
 
 
 def _more_bits(key: bytes, index: int) -> tuple[int, int]:

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
+from discreet.masking.identity import read_keys
 from discreet.masking.masks import combine, public_key, route, seal, split_secret, unseal
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.signed_keys import read_keys
 from discreet.masking.wire import (
     Abandoned,
     MalformedBytes,
