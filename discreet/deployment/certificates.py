@@ -27,15 +27,10 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from discreet.masking.identity import Identity
 from discreet.settings.rules import ConfigError
 
 CA_DAYS, SERVER_DAYS = 1826, 397
@@ -86,11 +81,10 @@ def make_node(folder: Path, name: str) -> None:
     they exist, or the name is not a plain file name."""
     if not name or name != Path(name).name or name.startswith("."):
         raise ConfigError(f"a node's name must be a plain file name (got {name!r})")
-    key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public_file = folder / "public" / f"{name}.pub"
-    _write({folder / "nodes" / f"{name}.key": private, public_file: public + f" {name}\n".encode()})
+    node = Identity.generate(name)
+    private = node.key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public, public_file = f"{node.public_text()} {name}\n".encode(), folder / "public" / f"{name}.pub"
+    _write({folder / "nodes" / f"{name}.key": private, public_file: public})
 
 
 def make_peers(folder: Path) -> Path:
