@@ -588,7 +588,7 @@ FAULTS = (
     ),
     Fault(
         "code in a folder of weights runs",
-        "discreet.data.tokens:LOCAL",
+        "discreet.data.text:LOCAL",
         lambda real: real | {"trust_remote_code": True},
         "models/test_transformer.py::test_code_in_a_folder_is_never_run",
     ),

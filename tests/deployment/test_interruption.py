@@ -13,11 +13,11 @@ import pytest
 
 from discreet.deployment import interruption
 from discreet.deployment.interruption import resumable
-from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.server.run_folder import RunFolder, RunStatus, only_writer, state_of, write_status
 from discreet.settings.compose import load_config
 from discreet.settings.settings import described
 from discreet.simulation.processes import RunLostError
+from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import LONG, SMALL, after_rounds, check_interrupted, marked, start
 
 

@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, Federation
-from discreet.deployment.superlink import server_apps
+from discreet.deployment.local_federation import Federation
+from discreet.deployment.superlink import SERVER_APP
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.store import FolderStore, NodeState, read_state
 from discreet.masking.wire import Stage
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
+from discreet.simulation.processes import below
+from tests.deployment.ends import RUN_SECONDS, finish, kill
 from tests.deployment.held_server import OPENED, SEED, federation_with, held_main
 
 NODES = ["node-0", "node-1", "node-2"]
@@ -52,9 +54,9 @@ def killed_at(place: str, federation: Federation, *words: str) -> None:
     (federation.folder / "hold").write_text(place)
     federation.run("run", *words)
     wait_until(held.exists, RUN_SECONDS, f"the server holds at {place}")
-    apps = server_apps(federation.processes["superlink"].pid)
+    apps = below(federation.processes["superlink"].pid, SERVER_APP)
     assert apps
-    federation.kill("superlink")
+    kill(federation, "superlink")
     for pid in apps:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -83,7 +85,7 @@ def test_a_server_killed_between_any_two_exchanges_ends_with_the_model_of_a_run_
         words = ("resume=true", *SETTINGS)
     (federation.folder / "hold").write_text("")
     folder = federation.run("run", *words)
-    federation.finish(folder)
+    finish(federation, folder)
 
     assert state_of(folder) == "finished"
     assert [(row["round"], row["replies"]) for row in folder.read_metrics()] == [(1, 3), (2, 3)]

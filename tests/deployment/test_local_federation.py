@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, Federation
+from discreet.deployment.local_federation import Federation
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.simulation.processes import RunLostError
+from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import MARK, default_signals, marked
 
 

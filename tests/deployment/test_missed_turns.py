@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, demonstration
+from discreet.deployment.local_federation import START_SECONDS, Federation, demonstration
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.mechanism import Kept
@@ -25,6 +25,7 @@ from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.run_folder import RunFolder, RunSecrets, read_status
 from discreet.server.state import State
 from discreet.settings.client_settings import ClientSettings
+from tests.deployment.ends import RUN_SECONDS, end, finish
 from tests.deployment.held_server import EVERYBODY, federation_with, kept_main
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
@@ -63,13 +64,13 @@ def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_cou
     hold.write_text("1")
     folder = federation.run("run", *SETTINGS)
     held_after(1, federation)
-    federation.end(NODES[GONE])
+    end(federation, NODES[GONE])
     hold.write_text("3")
     held_after(3, federation)
     federation.start_node(NODES[GONE], *SHARES[GONE])
     wait_until(lambda: len(numbers_in(federation, GONE)) == 2, START_SECONDS, "the node is back")
     hold.write_text("")
-    federation.finish(folder)
+    finish(federation, folder)
 
     ids = [numbers_in(federation, number)[-1] for number in range(len(NODES))]
     assert len(set(numbers_in(federation, GONE))) == 1  # who comes back is in its old group

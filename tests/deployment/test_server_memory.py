@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.load_speed import rows_of
-from discreet.deployment.flower_fixes import SWITCH
+from discreet.deployment.flower_fixes.commands import SWITCH
 
 NODES, PARAMETERS = 10, 5_000_000
 MOST_MEBIBYTES = 450  # 301 to 370 were measured from 4 to 40 nodes, 724 with ten of them and Flower's own

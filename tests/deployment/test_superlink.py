@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.flower_home import CONNECTION, wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation
-from discreet.deployment.superlink import server_apps
+from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
+from discreet.deployment.superlink import SERVER_APP
 from discreet.simulation.processes import STARTER, below
+from tests.deployment.ends import RUN_SECONDS
 from tests.deployment.link_state import LinkState
 
 
@@ -45,7 +46,7 @@ def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(t
     with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
         (starter,) = below(process.pid, STARTER)
-        assert server_apps(process.pid) == []
+        assert below(process.pid, SERVER_APP) == []
         os.kill(starter, signal.SIGKILL)
         wait_until(lambda: process.poll() is not None, START_SECONDS, "the SuperLink has ended")
         assert process.returncode > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
-from discreet.deployment.flower_fixes import LONGEST_PAUSE
+from discreet.deployment.flower_fixes.commands import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.supernode import main
 from tests.node.clients import ledger_at

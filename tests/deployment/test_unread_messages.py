@@ -15,7 +15,7 @@ from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from discreet.deployment.flower_fixes import unread_messages
+from discreet.deployment.flower_fixes import superlink_fixes
 from tests.deployment.link_state import LinkState
 
 pytestmark = pytest.mark.filterwarnings(
@@ -86,7 +86,7 @@ class Link(LinkState):
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replacement is made, for one test."""
-    for owner, name, ours in unread_messages.FIXES["unread_messages"]:
+    for owner, name, ours in superlink_fixes.FIXES["unread_messages"]:
         monkeypatch.setattr(owner, name, ours)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.masking.identity import Identity
+from discreet.masking.identity import Identity, place_of, read_keys, sign_keys
 from discreet.masking.server import Exchange
-from discreet.masking.signed_keys import place_of, read_keys, sign_keys
 from discreet.masking.store import FolderStore
 from discreet.masking.wire import (
     MaskingRefused,

@@ -16,11 +16,11 @@ pytest.importorskip("ray")
 import ray
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import RunLostError, below
 from discreet.simulation.ray_cluster import RayCluster, connected, versions
+from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import LONG, LOOPBACK, MARK, SMALL, check_interrupted, intrude, listening, marked, start
 
 OWN = ("examples.own.model:build",)
