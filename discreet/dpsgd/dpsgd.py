@@ -239,7 +239,7 @@ class DPSGD:
         trained = [value for value in parameters if value.requires_grad]
         for value in parameters:
             value.grad = None  # of frozen parameters too
-        for value, part in zip(trained, mean.split([value.numel() for value in trained]), strict=True):
+        for value, part in zip(trained, torch.split(mean, [value.numel() for value in trained]), strict=True):
             value.grad = part.view_as(value).to(value.dtype)
         for optimizer in self._optimizers:
             optimizer.step()

@@ -310,8 +310,7 @@ def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
     who knew it could compute which masks go to which place in a batch, and places shift if an example is missing.
     """
     seed = int(source.child("dropout").words(1)[0])
-    device = next(model.parameters()).device
-    devices = [device.index] if device.type == "cuda" else []
+    devices = [value.device.index for value in [next(model.parameters())] if value.is_cuda]
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         for device in devices:
