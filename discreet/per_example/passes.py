@@ -279,27 +279,25 @@ def _apart(term: Any) -> list[Any]:
     return bias if weight is None else [weight, *bias]
 
 
+def _joined(parts: list[Any]) -> Any:
+    """The sum of several terms of one kind and one parameter: their positions are one behind the other."""
+    places = ("ids" if type(parts[0]) is Lookup else "inputs", "grads")
+    return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts], 1) for name in places})
+
+
 def _one(parts: list[Any], order: int) -> Term:
     """The sum of several terms of one parameter."""
     if all(type(part) is Convolved for part in parts) and len({part.call for part in parts}) == 1:
-        inputs, grads = (torch.cat([getattr(part, name) for part in parts], 1) for name in ("inputs", "grads"))
-        return replace(parts[0], inputs=inputs, grads=grads).cheapest(order)  # type: ignore[no-any-return]
+        return _joined(parts).cheapest(order)  # type: ignore[no-any-return]
     parts = [part.outer() if type(part) is Convolved else part for part in parts]
-    outers, lookups = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
-    slot = parts[0].slot
-    joined: list[Any] = []
-    if outers:
-        inputs, grads = (torch.cat([getattr(part, name) for part in outers], 1) for name in ("inputs", "grads"))
-        joined.append(Outer(slot, inputs, grads))
-    if lookups:
-        ids, grads = (torch.cat([getattr(part, name) for part in lookups], 1) for name in ("ids", "grads"))
-        joined.append(Lookup(slot, ids, grads))
-    rest = [part for part in parts if type(part) is Rows]
+    kinds = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
+    joined, rest = [_joined(some) for some in kinds if some], [part for part in parts if type(part) is Rows]
+    if not rest and len(joined) == 2:
+        return Tied(lookup=joined[1], outer=joined[0])
     if not rest:
-        if len(joined) == 2:
-            return Tied(lookup=joined[1], outer=joined[0])
-        return joined[0].cheapest(order) if outers else joined[0]  # type: ignore[no-any-return]
+        return joined[0].cheapest(order) if type(joined[0]) is Outer else joined[0]
     rest += [part.built() for part in joined]
+    slot = parts[0].slot
     if len({part.slot for part in rest}) > 1:
         rest, slot = [Rows(slot, part.slot.plain(part.values)) for part in rest], replace(slot, kernel_last=False)
     return Rows(slot, reduce(Tensor.add, (part.values.reshape(rest[0].values.shape) for part in rest)))
