@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
-from discreet.simulation.client_examples import PIECE, Batch, shared_examples
-from discreet.simulation.layer_sequence import ParameterLayout, sequence_of
+from discreet.simulation.chunk import PIECE, shared_examples
+from discreet.simulation.layer_sequence import Batch, ParameterLayout, sequence_of
 
 GENERATOR = torch.Generator().manual_seed(77041)
 
