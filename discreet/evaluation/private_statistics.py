@@ -17,7 +17,7 @@ from discreet.evaluation.private_evaluation import statistics_noise
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.sums import AnswerSum, Replies, answer_round
-from discreet.protocol.messages import Work
+from discreet.protocol.messages import TrainRequest, Work
 from discreet.queries.answers import Estimate
 from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
 from discreet.queries.statistic_answers import normaliser_from
@@ -75,11 +75,8 @@ def with_constants(config: Settings, task: Task) -> Settings:
 def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
     """Yields the answers of all available clients to a question about their data. They get no parameters."""
     available, stats = list(transport.available_clients()), ReplyStats()
-    asked, nothing = Work(trains=False, query=name), torch.zeros(0)
-    replies = transport.ask(
-        round_number=1, params=nothing, clip_norm=plan.first_clip_norm, cohort=available, work=asked
-    )
-    yield from stats.accept(replies)
+    asked = TrainRequest(1, plan.first_clip_norm, plan.run, work=Work(trains=False, query=name))
+    yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
     stats.log_failures()
     answered = len(available) - sum(stats.failures.values())
     logger.info("%d of %d clients answered what their data are like", answered, len(available))
@@ -123,7 +120,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     query = query_of(STATISTICS, run.plan.run, task.shape)
     found = query.read(ask(run, query, answers, name=STATISTICS))
     told, user, path = run.plan.run, run.plan.guarantees[0], run.folder.path / "statistics.json"
-    epsilon, seeded = run.ledger.spent(USER).epsilon(told.delta, told.accountant), run.plan.seed is not None
+    epsilon, seeded = run.ledger.spent(USER).epsilon(told.delta, told.accountant), run.plan.settings.seed is not None
     spent = {
         "noise_multiplier": told.statistics.noise_multiplier,
         "unit": user.unit,

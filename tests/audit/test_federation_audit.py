@@ -17,7 +17,7 @@ from discreet.privacy.randomness import seeded_source
 from discreet.server.session import resolve
 from discreet.server.state import State
 from discreet.settings.compose import load_config
-from discreet.settings.settings import Settings, described
+from discreet.settings.settings import Settings
 from tests.made_runs import make_run
 
 ROUNDS, Z, CLIP = 2, 1.0, 0.5
@@ -38,7 +38,7 @@ def test_a_configuration_as_overrides_is_read_back_without_what_would_leave_trac
     config = settings(*lists, *account, 'data.path="/it\'s a folder"')
     off = ("evaluation.kind=none", "privacy.user.account=null")
     wanted = settings(*lists, *account[1:], *off, "privacy.user.too_noisy=warn", 'data.path="/it\'s a folder"')
-    assert load_config(words_of(described(config))) == wanted
+    assert load_config(words_of(config)) == wanted
 
 
 def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_accounted(tmp_path: Path) -> None:

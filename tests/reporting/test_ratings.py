@@ -13,7 +13,7 @@ from discreet.cli.status import status_facts, status_lines
 from discreet.ledger.durable_ledger import Charge
 from discreet.reporting.records import RunRecord, read_runs
 from discreet.reporting.spending import ratings_cost
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from tests.made_runs import make_run
 
@@ -28,7 +28,7 @@ SPENT = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
 def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS)) -> RunFolder:
     """Two rounds, each rated: the last one by `last`, a value with both errors."""
     folder = make_run(path, *WORDS, *words)
-    folder.ledger(plan_of(folder.read_config())).charge(
+    folder.ledger(Plan(folder.read_config())).charge(
         [Charge(2, "user", "", PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)]
     )
     (first, second), spent = folder.read_metrics(), SPENT.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)
