@@ -18,16 +18,9 @@ from torch import Tensor
 
 from discreet.flower.grid_transport import RoundMessages
 from discreet.privacy.clipping import row_norms
+from discreet.protocol import messages
 from discreet.protocol.masked_messages import ASKED, FROZEN
-from discreet.protocol.messages import (
-    MalformedMessage,
-    TrainReply,
-    TrainRequest,
-    all_finite,
-    floats_of,
-    header_of,
-    request_items,
-)
+from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
 from discreet.settings.rules import ConfigError
 
 STATISTICS = ("running_mean", "running_var")
@@ -83,16 +76,16 @@ class ArrayLayout:
         found, start = np.empty(self.num_params, np.float32), 0
         for part in self.parts:
             # What counts is what the array holds: Flower's NumPyClient says nothing of shapes beside it.
-            shape = header_of(named[part.name], part.name)[0]
+            shape = messages.header_of(named[part.name], part.name)[0]
             if shape != part.shape:
                 raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {shape}")
             if part.learned:
                 where = slice(start, start := start + part.size)
-                values = floats_of(named[part.name], part.name).reshape(-1)
+                values = messages.floats_of(named[part.name], part.name).reshape(-1)
                 with np.errstate(over="ignore", invalid="ignore"):
                     # A wider reply is compared in its own precision; what is beyond float32 becomes infinite.
                     np.subtract(values, sent[where], out=found[where], casting="same_kind")
-        if not all_finite(found):
+        if not messages.all_finite(found):
             raise MalformedMessage("an array holds NaN, infinity, or values beyond float32")
         return torch.from_numpy(found)
 
@@ -190,7 +183,7 @@ class FlowerMessages:
         keys = [key if trains else key.replace("fitins.", "evaluateins.") for key in self.keys]
         content = RecordDict(dict(zip(keys, (arrays, ConfigRecord({**given, ROUND: number})), strict=True)))
         if self.masked is not None:
-            content[ASKED] = ConfigRecord({**request_items(asked), FROZEN: list(self.masked)})
+            content[ASKED] = ConfigRecord({**messages.request_items(asked), FROZEN: list(self.masked)})
         if not trains:
             return RoundMessages(MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number))
         size = sum(part.size for part in self.layout.parts)  # with those that are not learned
