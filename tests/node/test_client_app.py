@@ -14,8 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 import discreet.node.client
 from client_app.client_app import app
 from discreet.accounting.events import poisson_round_event
-from discreet.flower.server_messages import decode_reply, encode_request, parameters_record
-from discreet.flower.simulated_clients import leave_ticket
+from discreet.flower.serving import decode_reply, encode_request, parameters_record
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.models import build_model
 from discreet.node.app import DPClient
@@ -23,6 +22,7 @@ from discreet.node.nodes import share_of
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING, WHO, masking_record
 from discreet.protocol.messages import REFUSED_CODE, TrainRequest, VirtualClient, request_items
+from discreet.protocol.simulated import leave_ticket
 from discreet.settings.settings import Settings, client_settings
 from discreet.training.local_training import LocalSettings, local_update
 from tests.node.clients import EXAMPLE, LOCAL, OFF, config, ledger_at

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet.flower.simulated_clients import leave_ticket
 from discreet.node.account import Refused
 from discreet.node.nodes import client_of, node_client, share_of, virtual_client
 from discreet.protocol.messages import TrainRequest, VirtualClient, Work
+from discreet.protocol.simulated import leave_ticket
 from discreet.settings.settings import Settings
 from tests.node.clients import OFF, config, request
 
