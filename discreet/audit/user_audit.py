@@ -102,11 +102,10 @@ def said_first(plan: Plan, canaries: int) -> Releases:
     user, rounds = _user(plan), plan.run.rounds
     spent = PrivacyLedger(tuple((user.event_of(number), 1) for number in range(1, rounds + 1)))
     claim = Claim.of(plan, USER, spent)
-    if isinstance(user, CorrelatedNoise):  # all rounds are one observation
-        releases = Releases(1, 1.0, user.noise_multiplier / user.turns.sensitivity, claim)
-    else:
-        releases = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim)
-    logger.info("%s", outlook(releases, canaries, rounds=rounds))
+    releases, alone = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim), rounds
+    if isinstance(user, CorrelatedNoise):  # all rounds are one observation, and none is judged by itself
+        releases, alone = Releases(1, 1.0, user.noise_multiplier / user.turns.sensitivity, claim), 0
+    logger.info("%s", outlook(releases, canaries, rounds=alone))
     return releases
 
 
