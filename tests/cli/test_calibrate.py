@@ -23,9 +23,7 @@ def test_the_price_of_each_sampling_is_the_reference() -> None:
     assert found == pytest.approx([1.707, 1.986, 14.09, 69.46], rel=1e-3)
 
 
-def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["example", "--population", "100", "--cohort", "8", "--rounds", "3000", "--noise", "4"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("poisson", "fixed size", "everyone", "replace one"))

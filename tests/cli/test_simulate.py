@@ -58,8 +58,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes"),
-    [(["sampling.kind=fixed", "privacy.accountant=rdp"], {5}), (["sampling.kind=everyone"], {10})],
+    ("words", "sizes"), [(["sampling.kind=fixed", "privacy.accountant=rdp"], {5}), (["sampling.kind=everyone"], {10})]
 )
 def test_each_way_of_sampling_draws_the_cohort_that_is_accounted(
     words: list[str], sizes: set[int], tmp_path: Path

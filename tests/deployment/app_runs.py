@@ -7,11 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from discreet.deployment.flower_home import (
-    CONNECTION,
-    flower_environment,
-    write_connection,
-)
+from discreet.deployment.flower_home import CONNECTION, flower_environment, write_connection
 from discreet.deployment.flower_run import simulation_superlink
 from discreet.server.run_folder import RunFolder
 

@@ -101,9 +101,7 @@ def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_
     assert not torch.equal(model.weight.grad, first)
 
 
-def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(
-    ledger: Path,
-) -> None:
+def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(ledger: Path) -> None:
     model = linear()
     loop = stepped(private(model, ledger=ledger), 2)
     state = saved(model, loop)

@@ -82,9 +82,7 @@ def refused_by_server(stage: Stage, change: object, reason: str) -> None:
 
 def test_shares_of_another_size_and_keys_with_which_every_exchange_gives_zero_are_malformed() -> None:
     refused_by_server(
-        Stage.UNMASK,
-        lambda body: join_named(dict.fromkeys(split_named(body), bytes(17))),
-        "share of another size",
+        Stage.UNMASK, lambda body: join_named(dict.fromkeys(split_named(body), bytes(17))), "share of another size"
     )
     for which in ("sealing", "masking"):
         refused_by_server(

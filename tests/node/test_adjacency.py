@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from discreet.accounting.accounting import epsilon_spent
-from discreet.training.local_training import (
-    ExamplePrivacy,
-    LocalSettings,
-    example_event,
-    sampling_probability,
-)
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, sampling_probability
 
 Values = NDArray[np.float64]
 SPACING, LENGTH = 0.1, 250  # of the line along which the function is inverted
