@@ -225,7 +225,7 @@ FAULTS = (
         "a sum of discrete Gaussians is taken for one",
         "discreet.accounting.distributed_gaussian:convolution_gap",
         always(0.0),
-        "accounting/test_distributed_gaussian.py"
+        "accounting/test_accounting.py"
         "::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent",
     ),
     Fault(
