@@ -117,7 +117,6 @@ def test_dp_sgd_is_not_refuted(words: tuple[str, ...], declared: tuple[str, ...]
     verdict = judge(audit_examples(*of_examples(*words, *declared), canaries=600))
     assert not verdict.refuted
     estimate = verdict.observations[-1].estimate
-    assert estimate is not None
     # Scores of sampled batches are no Gaussians: the fit shows about half of the claim.
     assert estimate > 0.4 * verdict.observations[-1].claimed
 
@@ -269,8 +268,7 @@ def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_acc
 
 def left_over(scores: Scores) -> np.ndarray:
     """What is left of the scores without the canaries: standard Gaussians, if the noise is what it is said to be."""
-    left: np.ndarray = (scores.values - ROUNDS / Z**2 * scores.included) / (ROUNDS**0.5 / Z)
-    return left
+    return (scores.values - ROUNDS / Z**2 * scores.included) / (ROUNDS**0.5 / Z)
 
 
 @pytest.mark.slow

@@ -105,7 +105,6 @@ def test_with_sampling_the_shift_is_that_of_drawn_scores() -> None:
 @pytest.mark.parametrize(("releases", "count"), [(ONE_ROUND, 100), (ONE_ROUND, 1000), (OFTEN, 1000)])
 def test_nine_of_ten_audits_find_the_smallest_fault(releases: Releases, count: int) -> None:
     share, generator, found = smallest_fault(releases, count, level=LEVEL), np.random.default_rng(67), 0
-    assert share is not None
     for _ in range(200):
         once = repeated_gaussians(generator, runs=count // 2, noise=share)
         fit = fit_gaussians(once if releases.repeated else drawn(generator, releases, count, share))
@@ -117,7 +116,6 @@ def test_nine_of_ten_audits_find_the_smallest_fault(releases: Releases, count: i
 def test_without_noise_guesses_at_sampled_canaries_show_what_is_said(rounds: int) -> None:
     sampled = Releases(rounds, 0.1, None, Claim(0.4, DELTA, ""))
     said = re.search(r"show epsilon (\S+) on average", power_of(sampled, 2000, level=LEVEL)[0])
-    assert said is not None
     made, generator = planned(2000, 0.4, DELTA, shifts=False), np.random.default_rng(73)
     shown = [
         one_run_bound(guess(drawn(generator, sampled, 2000, 1e-9), made=made), delta=DELTA, significance=LEVEL)
@@ -238,9 +236,7 @@ def test_the_interval_holds_the_true_epsilon_in_95_percent_of_runs(noise: float)
 
 
 def fitted(scores: Scores) -> GaussianFit:
-    fit = fit_gaussians(scores)
-    assert fit is not None
-    return fit
+    return fit_gaussians(scores)
 
 
 @pytest.mark.parametrize("centred", [True, False])

@@ -94,7 +94,6 @@ def test_femnist_holds_out_whole_writers(tmp_path: Path) -> None:
     public = {label // 3 for label in task.test.targets.tolist()}
     assert len(public) == 2
     assert not public & {label // 3 for label in task.train.targets.tolist()}
-    assert task.owners is not None
     assert task.owners.tolist() == [number for number in range(18) for _ in range(3)]
     assert task.train.targets.tolist() == sorted(task.train.targets.tolist())
 
@@ -130,7 +129,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "shape"), [("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))])
 def test_images_come_from_the_hub_in_its_order(hub: dict[str, Any], name: str, shape: tuple[int, ...]) -> None:
     writers = load_task("femnist").owners
-    assert writers is not None
     assert sorted(writers.unique().tolist()) == [0, 1]
     task = load_task(name)
     assert task.shape.input_shape == shape
@@ -173,7 +171,6 @@ def by_hand(row: list[str]) -> list[float]:
 
 def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> None:
     task = load_task("heart", path=str(folder))
-    assert task.owners is not None
     assert tuple(task.owners.bincount().tolist()) == TRAIN
     assert tuple(client_examples_of(task, BY_HOSPITAL).sizes(np.arange(4))) == TRAIN
     hospitals = load_hospitals(str(folder))

@@ -22,7 +22,6 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(task: Task) -> list[torch.Tensor]:
-    assert task.owners is not None
     return [task.train.inputs, task.train.targets, task.owners]
 
 
@@ -117,7 +116,6 @@ def test_the_last_fifth_of_a_roles_speeches_is_the_test_set(tmp_path: Path) -> N
     task = load_task("shakespeare", path=write_play(tmp_path / "play", speeches))
     assert set(decode(task.test.inputs.flatten())) <= set("_ij\n")
     assert not set("ij") & set(decode(task.train.inputs.flatten()))
-    assert task.owners is not None
     ben = task.train.subset(torch.nonzero(task.owners == 1)[:, 0])  # no window crosses from one role to another
     assert set(decode(ben.inputs.flatten())) | set(decode(ben.targets)) == {"x", "_", "\n"}
     assert decode(encode("caf\u00e9 \U0001f600\tz")) == "caf? ??z"

@@ -40,8 +40,7 @@ def saved(model: nn.Module, loop: DPSGD) -> Saved:
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "loop": loop.state_dict()}, file)
     file.seek(0)
-    found: Saved = torch.load(file, weights_only=True)
-    return found
+    return torch.load(file, weights_only=True)
 
 
 def resumed(state: Saved, **settings: Any) -> tuple[nn.Module, DPSGD]:

@@ -121,7 +121,6 @@ def test_a_target_pays_for_it_too() -> None:
     )
     resolved, without = resolve_noise(asked), resolve_noise(replace(asked, data=replace(asked.data, normalise="none")))
     z = resolved.privacy.user.noise_multiplier
-    assert z is not None
     assert z > (without.privacy.user.noise_multiplier or 0) * 1.01
     spent = PLDAccountant()
     spent.compose(GaussianDpEvent(2.0)).compose(PoissonSampledDpEvent(0.3, GaussianDpEvent(z)), asked.rounds)
