@@ -1,4 +1,5 @@
-"""What is wrong with a configuration is one line that names the setting."""
+"""What is wrong with a configuration is one line that names the setting; where conf/ is found, and what secure
+aggregation asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What docs/privacy.md says is tested, is."""
+"""The pages: named tests exist, commands and prices are right, nothing is fetched from elsewhere, and the notebook
+runs."""
 
 from __future__ import annotations
 

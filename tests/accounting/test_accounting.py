@@ -1,3 +1,5 @@
+"""What events cost: published numbers, noise for a target, schedules, sums of discrete Gaussians."""
+
 from __future__ import annotations
 
 import csv

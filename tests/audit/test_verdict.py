@@ -1,4 +1,4 @@
-"""The verdict: claims that hold are left alone, and claims that do not are refuted."""
+"""The verdict and the estimates under it: claims that hold are left alone, and claims that do not are refuted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel, installed: what lies on the top level, and what the command does where there is no checkout."""
+"""The wheel, installed, and a new project: what lies on the top level, and what the command does without a checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The command `discreet`: its verbs, their help, and what it takes to start."""
+"""The command `discreet`: its verbs, their help, what it takes to start, and the verbs that have no file of their
+own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image data sets and IDX files: from local files, and from a hub that a fake stands for."""
+"""Image data sets, IDX files and the hospitals' tables: from local files, and from a hub that a fake stands for."""
 
 from __future__ import annotations
 

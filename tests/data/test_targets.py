@@ -1,4 +1,4 @@
-"""What is predicted: classes, labels or numbers, and how each is read."""
+"""What is predicted and how it is read, how inputs are scaled, and how rows are dealt and held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts in a column become the tokens of a tokenizer: from each kind of file the same, and errors hold no text."""
+"""Texts become tokens, or windows of characters: from each kind of file the same, and errors hold no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/certs: what it makes is what TLS and Flower take, and nothing is ever overwritten."""
+"""scripts/certs makes what TLS and Flower take, and overwrites nothing; the compose files lock every service down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""SuperNodes that take turns, as processes: one is gone in its turn, and the server asks others out of theirs."""
+"""SuperNodes as processes: one is gone in its turn, others are asked out of theirs, and a server is killed between
+exchanges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is checked before it connects: its data, its policy, its ledger."""
+"""A node is checked before it connects (data, policy, ledger), and waits for each message's own reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data sets and DataLoaders as a loop reads them: Poisson batches, drawn once, whole or in pieces, with workers."""
+"""Data sets and DataLoaders as a loop reads them: Poisson batches, drawn once, whole or in pieces, which nothing
+mixes or changes."""
 
 from __future__ import annotations
 

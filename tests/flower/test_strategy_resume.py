@@ -1,4 +1,4 @@
-"""A run of DPFedAvg that was ended goes on as if it had not been, or says in one line why it can't."""
+"""A run of DPFedAvg that goes on, its neighbours, its turns, and its form under secure aggregation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's state on disk: there before the reply, gone after the round."""
+"""What a node keeps and reads: its state on disk, identities and lists of peers, and the form of messages."""
 
 from __future__ import annotations
 

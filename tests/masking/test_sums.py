@@ -1,4 +1,5 @@
-"""Within the limits on dropouts the server's sum is the plain sum, bit by bit; beyond them there is none."""
+"""Within the limits on dropouts the server's sum is the plain sum, bit by bit, and uniform before; beyond them
+there is none."""
 
 from __future__ import annotations
 

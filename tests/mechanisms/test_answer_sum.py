@@ -1,4 +1,4 @@
-"""The sum of answers to a query: what one client moves, and the noise that it is released with."""
+"""Sums of answers to a query, whole and in parts: what one client moves, and the noise that it is released with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by name: sizes, seeds, a gradient for every example, parameters as one vector, and which are refused."""
+"""Models by name: sizes, seeds, tied parameters and masks of dropout, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A cohort is admitted as its clients would be sequentially: what is asked, charged and refused."""
+"""What is asked of an account before work: a cohort is admitted as its clients would be sequentially, within each
+budget."""
 
 from __future__ import annotations
 

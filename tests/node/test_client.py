@@ -1,4 +1,5 @@
-"""A client's work: what it is asked, what it charges before it works, and what leaves it."""
+"""A client's work and its app: what it is asked, what it charges before it works, what leaves it, and what it
+refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real node is who its owner says; a virtual client is who the request says."""
+"""A real node is who its owner says, with its owner's data; a virtual client is who the request says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The ways into a node under secure aggregation, Discreet's own app and the mod: what they refuse, and before what."""
+"""The ways into a node under secure aggregation, Discreet's own app and the mod: what they refuse, before what,
+and what is left of a run."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Metrics: each client's answer has a norm of at most 1, and the numbers are those counted by hand."""
+
 from __future__ import annotations
 
 import math

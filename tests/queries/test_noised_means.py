@@ -1,3 +1,5 @@
+"""Private numbers and ROC curves are within their standard errors of the exact ones."""
+
 from __future__ import annotations
 
 import functools
