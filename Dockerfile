@@ -45,8 +45,8 @@ RUN printf '#!/opt/venv/bin/python\nfrom discreet.cli.main import main\n\nraise 
 # message would compile it each time. What is imported here is compiled once.
 RUN cd /opt/discreet && python -m compileall -q . \
  && /opt/venv/bin/python -c "import client_app.client_app, server_app.server_app, discreet.deployment.superlink, discreet.deployment.gate, \
-discreet.deployment.supernode, discreet.deployment.flower_fixes.commands, discreet.deployment.flower_fixes.supernode_replies, \
-discreet.deployment.flower_fixes.small_superlink, \
+discreet.deployment.supernode, discreet.deployment.flower_fixes.commands, discreet.deployment.flower_fixes.supernode_fixes, \
+discreet.deployment.flower_fixes.superlink_fixes, \
 discreet.cli.status, flwr.cli.app, flwr.supernode.cli, \
 flwr.superlink.cli, flwr.superlink.main, flwr.supercore.superexec.run_superexec, flwr.supernode.main, sklearn.datasets, urllib.request, \
 dp_accounting.pld, dp_accounting.rdp, scipy.optimize, scipy.signal"

@@ -22,8 +22,9 @@ from benchmarks.side_by_side import Row
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
-from discreet.deployment.superlink import server_apps
+from discreet.deployment.superlink import SERVER_APP
 from discreet.server.run_folder import RunFolder
+from discreet.simulation.processes import below
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 NODES, SIZES = (4, 10, 20, 40), (100_000, 1_000_000, 5_000_000)
@@ -95,7 +96,7 @@ class ServerWatch:
         yield "gate", self.federation.processes["gate"].pid
         for child in Path(f"/proc/{starter}/task/{starter}/children").read_text().split():
             yield "link", int(child)
-        for app in server_apps(starter):
+        for app in below(starter, SERVER_APP):
             yield "app", app
 
 

@@ -25,9 +25,9 @@ FLOORS = (
 )
 # Imports that run upwards still: a run has its models rated, and opens with its evaluation.
 KNOTS = {
-    ("server.training_run", "evaluation.private_evaluation"),
+    ("server.training_run", "evaluation.private_answers"),
+    ("server.session", "evaluation.private_answers"),
     ("server.session", "evaluation.predictions"),
-    ("server.session", "evaluation.private_statistics"),
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PRIVACY_KNOWS_NOT = {"flwr", "hydra", "omegaconf", "sklearn", "flwr_datasets"}

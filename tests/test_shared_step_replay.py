@@ -68,10 +68,9 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     layers, vector = sequence_of(nn.Sequential(model), (DIMS,)), vector_of_model(model)
     whole = Examples(torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares]))
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
-    engine = Engine(
-        shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows), layers, chunk=3, workers=1
-    )
-    with BatchedTransport(plan_of(RUN), engine, accounts=None, vector=vector) as transport:
+    plan, data, held = plan_of(RUN), shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows)
+    engine = Engine(plan.seed, round_settings(plan).release, data, held, layers, chunk=3, workers=1, vector=vector)
+    with BatchedTransport(plan, engine, accounts=None) as transport:
         clear = InTheClear(transport, vector, 3)
         (unopened,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
         return unopened

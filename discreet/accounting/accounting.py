@@ -24,20 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
+import dp_accounting as dp
 import numpy as np
-from dp_accounting import (
-    ComposedDpEvent,
-    DpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    NeighboringRelation,
-    NonPrivateDpEvent,
-    NoOpDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    get_epsilon_gaussian,
-)
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
@@ -46,8 +34,8 @@ from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussian
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.accounting.loss_distribution import composed_epsilon
 
-Entries = Sequence[tuple[DpEvent, int]]
-Counts = Mapping[DpEvent, int]
+Entries = Sequence[tuple[dp.DpEvent, int]]
+Counts = Mapping[dp.DpEvent, int]
 
 RDP_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024])
 PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
@@ -67,14 +55,14 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     the discrete Gaussians of secure aggregation. Raises ValueError: what has no epsilon by this accountant at this
     delta, or events of different adjacency.
 
-    >>> round(epsilon_spent([(PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0)), 512)], delta=1e-6), 4)
+    >>> round(epsilon_spent([(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0)), 512)], delta=1e-6), 4)
     3.7697
     """
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {accountant!r}")
     _require_delta(delta)
     counts = merged(entries)
-    if NonPrivateDpEvent() in counts:
+    if dp.NonPrivateDpEvent() in counts:
         return math.inf
     return _pld(counts, delta) if accountant == PLD else rdp_epsilon(entries, delta=delta)
 
@@ -83,11 +71,11 @@ def pure_epsilon(entries: Entries) -> float:
     """The epsilon at delta 0, where epsilons add up: 1 / noise_multiplier of a Laplace event that is not sampled, and
     inf of any other release.
 
-    >>> pure_epsilon([(LaplaceDpEvent(2.0), 3)])
+    >>> pure_epsilon([(dp.LaplaceDpEvent(2.0), 3)])
     1.5
     """
     return math.fsum(
-        count / event.noise_multiplier if isinstance(event, LaplaceDpEvent) else math.inf
+        count / event.noise_multiplier if isinstance(event, dp.LaplaceDpEvent) else math.inf
         for event, count in merged(entries).items()
     )
 
@@ -126,14 +114,14 @@ def _require_delta(delta: float) -> None:
         raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}{hint}")
 
 
-def merged(entries: Entries) -> dict[DpEvent, int]:
+def merged(entries: Entries) -> dict[dp.DpEvent, int]:
     """The events in their plainest form, equal ones counted together, none that costs nothing."""
-    counts: dict[DpEvent, int] = {}
+    counts: dict[dp.DpEvent, int] = {}
     for event, count in entries:
         for part, times in _times(_parts(event), count):
             counts[part] = counts.get(part, 0) + times
     counts = {event: count for event, count in counts.items() if count}
-    noisy = counts.keys() - {NonPrivateDpEvent()}
+    noisy = counts.keys() - {dp.NonPrivateDpEvent()}
     if len({_replaces(event) for event in noisy}) > 1:
         raise ValueError(
             "events sampled without replacement (adjacency: replace one) and others (add or remove one) "
@@ -142,64 +130,64 @@ def merged(entries: Entries) -> dict[DpEvent, int]:
     return counts
 
 
-def _replaces(event: DpEvent) -> bool:
+def _replaces(event: dp.DpEvent) -> bool:
     if isinstance(event, RepeatAndSelectDpEvent):
         return any(_replaces(part) for part in merged([(event.event, 1)]))
-    return isinstance(event, SampledWithoutReplacementDpEvent)
+    return isinstance(event, dp.SampledWithoutReplacementDpEvent)
 
 
-def _parts(event: DpEvent) -> list[tuple[DpEvent, int]]:
+def _parts(event: dp.DpEvent) -> list[tuple[dp.DpEvent, int]]:
     """An event as Gaussian and Laplace ones, sums of discrete Gaussians, choices and ``NonPrivateDpEvent``, with how
     often each happens."""
     match event:
-        case NoOpDpEvent():
+        case dp.NoOpDpEvent():
             return []
-        case NonPrivateDpEvent() | DistributedDiscreteGaussianDpEvent():
+        case dp.NonPrivateDpEvent() | DistributedDiscreteGaussianDpEvent():
             return [(event, 1)]
-        case SelfComposedDpEvent():
+        case dp.SelfComposedDpEvent():
             return _times(_parts(event.event), event.count)
-        case ComposedDpEvent():
+        case dp.ComposedDpEvent():
             return [part for inner in event.events for part in _parts(inner)]
-        case GaussianDpEvent() | LaplaceDpEvent():
+        case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
             return [(_noise(event), 1)]
-        case PoissonSampledDpEvent(event=GaussianDpEvent() | LaplaceDpEvent()):
+        case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent() | dp.LaplaceDpEvent()):
             probability, noise = float(event.sampling_probability), _noise(event.event)
             if not 0.0 <= probability <= 1.0:
                 raise ValueError(f"sampling_probability of an event must be in 0 .. 1, not {probability}")
-            if probability <= _NEARLY_ONE and not isinstance(noise, NonPrivateDpEvent):
-                noise = PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise)
+            if probability <= _NEARLY_ONE and not isinstance(noise, dp.NonPrivateDpEvent):
+                noise = dp.PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise)
             return [(noise, 1)] if probability else []
-        case SampledWithoutReplacementDpEvent(event=GaussianDpEvent()):
+        case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
             population, size, noise = event.source_dataset_size, event.sample_size, _noise(event.event)
             if not 0 <= size <= population or population < 1:
                 raise ValueError(f"a sample of {size} out of {population} without replacement does not exist")
-            if not isinstance(noise, NonPrivateDpEvent):
-                noise = SampledWithoutReplacementDpEvent(population, size, noise)
+            if not isinstance(noise, dp.NonPrivateDpEvent):
+                noise = dp.SampledWithoutReplacementDpEvent(population, size, noise)
             return [(noise, 1)] if size else []
         case RepeatAndSelectDpEvent():
             inner = merged([(event.event, 1)])
-            if not inner or NonPrivateDpEvent() in inner:
-                return [(NonPrivateDpEvent(), 1)] if inner else []
-            trial = ComposedDpEvent(tuple(SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items()))
+            if not inner or dp.NonPrivateDpEvent() in inner:
+                return [(dp.NonPrivateDpEvent(), 1)] if inner else []
+            trial = dp.ComposedDpEvent(tuple(dp.SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items()))
             return [(RepeatAndSelectDpEvent(trial, event.mean, event.shape), 1)]
     raise ValueError(f"no accountant knows the event {event}; compose sampled events into one Gaussian first")
 
 
-def _times(parts: list[tuple[DpEvent, int]], count: int) -> list[tuple[DpEvent, int]]:
+def _times(parts: list[tuple[dp.DpEvent, int]], count: int) -> list[tuple[dp.DpEvent, int]]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"count must be a whole number of at least 0, not {count!r}")
     return [(part, count * times) for part, times in parts]
 
 
-def _noise(event: DpEvent) -> DpEvent:
+def _noise(event: dp.DpEvent) -> dp.DpEvent:
     noise = float(event.noise_multiplier)
     if not 0.0 <= noise < math.inf:
         raise ValueError(f"noise_multiplier of an event must be finite and at least 0, not {noise}")
-    return type(event)(min(noise, _MUCH_NOISE)) if noise >= _NO_NOISE else NonPrivateDpEvent()
+    return type(event)(min(noise, _MUCH_NOISE)) if noise >= _NO_NOISE else dp.NonPrivateDpEvent()
 
 
-_RDP_ALONE: dict[type[DpEvent], str] = {
-    SampledWithoutReplacementDpEvent: "sampling of a fixed size without replacement",
+_RDP_ALONE: dict[type[dp.DpEvent], str] = {
+    dp.SampledWithoutReplacementDpEvent: "sampling of a fixed size without replacement",
     RepeatAndSelectDpEvent: "the choice among trials",
     DistributedDiscreteGaussianDpEvent: "the discrete Gaussians of secure aggregation",
 }
@@ -209,18 +197,20 @@ def _pld(counts: Counts, delta: float) -> float:
     for kind, words in _RDP_ALONE.items():
         if any(isinstance(event, kind) for event in counts):
             raise ValueError(f"accountant 'pld' does not know {words}: choose 'rdp' (privacy.accountant=rdp)")
-    precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, GaussianDpEvent))
-    others = {event: n for event, n in counts.items() if not isinstance(event, GaussianDpEvent)}
+    precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, dp.GaussianDpEvent))
+    others = {event: n for event, n in counts.items() if not isinstance(event, dp.GaussianDpEvent)}
     if not precision:
         return composed_epsilon(others, delta=delta)
     noise = precision**-0.5  # Gaussian releases together are one Gaussian release, exactly
-    return composed_epsilon({**others, GaussianDpEvent(noise): 1}, delta=delta) if others else _gaussian(noise, delta)
+    if not others:
+        return _gaussian(noise, delta)
+    return composed_epsilon({**others, dp.GaussianDpEvent(noise): 1}, delta=delta)
 
 
 def _gaussian(noise: float, delta: float) -> float:
     """The analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
     with np.errstate(divide="ignore"):
-        epsilon = float(get_epsilon_gaussian(noise, delta, tol=_GAUSSIAN_TOLERANCE))
+        epsilon = float(dp.get_epsilon_gaussian(noise, delta, tol=_GAUSSIAN_TOLERANCE))
     return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon) if epsilon else 0.0
 
 
@@ -240,10 +230,10 @@ def _quiet() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1024)
-def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
+def _rdp_of(event: dp.DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """The Renyi divergence of one release at each order; infinite without noise, or where rounding spoils it."""
     every = np.full(len(orders), math.inf)
-    if isinstance(event, NonPrivateDpEvent):
+    if isinstance(event, dp.NonPrivateDpEvent):
         return every
     if isinstance(event, RepeatAndSelectDpEvent):
         # An order that is given up for the trials would spoil the others.
@@ -253,15 +243,15 @@ def _rdp_of(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     return _composed_rdp(_in_renyi(event), orders)
 
 
-def _in_renyi(event: DpEvent) -> DpEvent:
+def _in_renyi(event: dp.DpEvent) -> dp.DpEvent:
     """An event whose Renyi divergence at every order is at least that of `event`, and known to dp_accounting."""
     if isinstance(event, DistributedDiscreteGaussianDpEvent):
-        return GaussianDpEvent(event.renyi_noise_multiplier)
+        return dp.GaussianDpEvent(event.renyi_noise_multiplier)
     return event
 
 
-def _composed_rdp(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    relation = NeighboringRelation.REPLACE_ONE if _replaces(event) else NeighboringRelation.ADD_OR_REMOVE_ONE
+def _composed_rdp(event: dp.DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    relation = dp.NeighboringRelation.REPLACE_ONE if _replaces(event) else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = RdpAccountant(orders, relation)
     if not accountant.supports(event):
         raise ValueError(f"accountant 'rdp' does not know the event {event}: choose 'pld'")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -153,19 +154,8 @@ def _number(name: str, value: Any) -> int | float:
 def _encode(event: DpEvent) -> dict[str, Any]:
     for kind, (event_type, *names) in _kinds().items():
         if type(event) is event_type:
-            return {"kind": kind, **{name: _to_json(name, getattr(event, name)) for name in names}}
+            return {"kind": kind} | {name: _field(name, getattr(event, name), _encode) for name in names}
     raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
-
-
-def _to_json(name: str, value: Any) -> Any:
-    match name:
-        case "event":
-            return _encode(value)
-        case "events":
-            return [_encode(part) for part in value]
-        case "shape" if value == math.inf:
-            return "inf"
-    return _number(name, value)
 
 
 def _decode(value: Any) -> DpEvent:
@@ -177,17 +167,18 @@ def _decode(value: Any) -> DpEvent:
     given = value.keys() - {"kind"}
     if given != set(names):
         raise ValueError(f"an event of kind {kind} has the fields {sorted(names)}, not {sorted(given)}")
-    return event_type(**{name: _from_json(name, value[name]) for name in names})
+    return event_type(**{name: _field(name, value[name], _decode) for name in names})
 
 
-def _from_json(name: str, value: Any) -> Any:
+def _field(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
+    """A field of an event, from one form to the other, as `convert` does it with the events in it."""
     match name:
         case "event":
-            return _decode(value)
-        case "events" if isinstance(value, list):
-            return [_decode(part) for part in value]
-        case "shape" if value == "inf":
-            return math.inf
+            return convert(value)
+        case "events" if isinstance(value, list | tuple):
+            return [convert(part) for part in value]
+        case "shape" if value == ("inf" if convert is _decode else math.inf):
+            return math.inf if convert is _decode else "inf"
     return _number(name, value)
 
 

@@ -241,19 +241,15 @@ def _weight(frame: _Frame, points: int) -> float:
     return math.sqrt(min(points, ratio / once, frame.interval**2 * ratio * (1 + ratio) / once**3))
 
 
-def _round_up(points: int) -> int:
-    """The next power of two, or three quarters of one: a growing count seldom changes the transform's length."""
-    power = 1 << max(points - 1, 3).bit_length()
-    return 3 * power // 4 if points <= 3 * power // 4 else power
-
-
 def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     """Step 7: epsilon in one direction. If rounding errors may hide much of delta, or epsilon lies below the window, a
     smaller tilt may find less."""
     low, high = -_extent(counts, frame, -1), _extent(counts, frame, 1)
     if high - low > _MAX_SUM_POINTS:
         return math.inf  # only with a smaller tilt, after very many releases: what was found before stands
-    tilted, error = _tilted_sum(counts, frame, _round_up(high - low + 1))
+    # The next power of two, or three quarters of one: a growing count seldom changes the transform's length.
+    power = 1 << max(high - low, 3).bit_length()
+    tilted, error = _tilted_sum(counts, frame, 3 * power // 4 if high - low < 3 * power // 4 else power)
     log_moment = _log_moment(counts, frame, frame.tilt)
     step = frame.tilt * frame.interval
     representable = math.ceil((log_moment - _LARGEST_EXPONENT) / step) if step else 0  # below, untilting overflows

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.canaries import Canaries, draw_canaries
-from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
+from discreet.audit.canaries import Canaries, Claim, Experiment, Facts, Releases, Scores, draw_canaries, observed
 from discreet.data.examples import Examples, Task
 from discreet.data.partition import client_examples_of
 from discreet.mechanisms.local_dp_sgd import local_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from discreet.audit.canary_scores import Experiment
+from discreet.audit.canaries import Experiment
 from discreet.audit.example_audit import audit_examples
 from discreet.audit.federation_audit import audit_federation
 from discreet.audit.release_audit import audit_local, audit_round, audit_shared_step, audit_statistics

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,18 @@ import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 
-from discreet.audit.canaries import Auditor, Canaries, draw_canaries
-from discreet.audit.canary_scores import Experiment, Scores
-from discreet.audit.user_audit import SeenRun, check_noised, said_first, together
+from discreet.audit.canaries import Canaries, Experiment, draw_canaries
+from discreet.audit.user_audit import SeenRun, check_noised, said_first, scored, together
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
-from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.server.plan import Plan, plan_of
-from discreet.server.round import round_settings
 from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.session import check_secure
 from discreet.server.state import State
-from discreet.settings.privacy import CORRELATED, USER
+from discreet.settings.privacy import CORRELATED
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import flat
 from discreet.simulation.processes import RunLostError
@@ -121,7 +117,8 @@ def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) 
     if len(kept) != plan.run.rounds:
         said = federation.says(f"run-{name}").strip().splitlines()
         raise RunLostError(f"{len(kept)} of {plan.run.rounds} releases of {name} were seen: {said[-1] if said else ''}")
-    return scored(run, kept, canaries)
+    zeros, ran = torch.zeros_like(kept[0].params), plan_of(run.read_config())
+    return scored(ran, run, [State(0, zeros, zeros, ran.clip.norm), *kept], canaries)
 
 
 def _answer(canaries: Canaries, index: int, message: Message) -> RecordDict:
@@ -147,15 +144,3 @@ def kept_checkpoints(federation: Federation, run: RunFolder, *, seconds: float) 
     with suppress(TimeoutError):  # the caller tells of it
         wait_until(is_over, seconds, "the run is over", every=LOOK_SECONDS)
     return kept
-
-
-def scored(run: RunFolder, releases: Sequence[State], canaries: Canaries) -> SeenRun:
-    """Scores the canaries by the checkpoints after each round and by the rows of metrics.csv."""
-    plan, zeros = plan_of(run.read_config()), torch.zeros_like(releases[0].params)
-    auditor, states = Auditor(round_settings(plan), canaries), [State(0, zeros, zeros, plan.clip.norm), *releases]
-    values = [
-        auditor.scores(before, after, row["fraction_below"])
-        for (before, after), row in zip(pairwise(states), run.read_metrics(), strict=True)
-    ]
-    spent = DurableLedger(run.ledger_path).spent(USER)
-    return [Scores(each, canaries.included, centred=True) for each in values], spent

@@ -21,13 +21,12 @@ from torch import Tensor, nn
 
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.canaries import Auditor, Canary, draw_canaries
-from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
+from discreet.audit.canaries import Auditor, Canary, Claim, Experiment, Facts, Releases, Scores, draw_canaries, observed
 from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
-from discreet.evaluation.private_evaluation import evaluation_plan, statistics_noise
+from discreet.evaluation.private_answers import evaluation_plan, statistics_noise
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.mechanisms.masked_sums import MaskedSum
@@ -68,40 +67,28 @@ NAMES = {
 ALONE = CohortSampling("everyone", 1.0, 1)
 # The score of one release: 1 with the canary, 0 without, -1 with its opposite.
 Score = Callable[[int, RandomSource], float]
-# One client's vector, noise included: `discreet.node.client.noised_vector`, or a faulty one in tests.
-MakeVector = Callable[[SecureSum, Values, TrainRequest, RandomSource], Tensor]
 # The replies of a cohort, by what is sent of the canary, as for a score.
 Replies = Callable[[int, RandomSource], Sequence[TrainReply | UnopenedSum]]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """Releases that are made again and again.
-
-    Attributes:
-      name: in words.
-      guarantee: which of the three it is charged to.
-      rounds: the event and the score of each release; several are scored one by one, and together.
-      sampling: of the cohort, among which the canary may be.
-      facts: for audit.json.
-    """
+    """Releases that are made again and again, and charged to a guarantee."""
 
     name: str
     guarantee: str
-    rounds: Sequence[tuple[DpEvent, Score]]
-    sampling: CohortSampling = ALONE
+    rounds: Sequence[tuple[DpEvent, Score]]  # the event and the score of each; several are also scored together
+    sampling: CohortSampling = ALONE  # of the cohort, among which the canary may be
     facts: Facts = field(default_factory=dict)
 
     def experiment(self, plan: Plan, count: int) -> Experiment:
         """Scores `count` releases with the canary and as many without. How small a fault so many find is logged first.
-
-        Raises:
-          ConfigError: fewer than two releases.
-        """
+        ConfigError: there are fewer than two."""
         if count < 2:
             raise ConfigError(f"an audit needs at least two releases of either kind (got {count})")
         events = [event for event, _ in self.rounds]
-        *claims, claim = (Claim.of(plan, self.guarantee, spent) for spent in [*map(_once, events), _once(*events)])
+        spent = [PrivacyLedger(tuple((event, 1) for event in each)) for each in (*zip(events, strict=True), events)]
+        *claims, claim = (Claim.of(plan, self.guarantee, each) for each in spent)
         releases = Releases(1, self.sampling.probability, _noise_of(events), claim, repeated=True)
         logger.info("%s", outlook(releases, count, rounds=len(events) if len(events) > 1 else 0))
         source, scores = source_of(plan.seed).child("audit"), list[Scores]()
@@ -114,19 +101,13 @@ class Repeated:
 
     def _scores(self, score: Score, count: int, source: RandomSource) -> Scores:
         """With cohorts of a fixed size neighbours replace a client: a canary that is out sends the opposite."""
-        included, out, population = np.arange(2 * count) < count, 0, range(self.sampling.population_size)
-        if self.sampling.kind == "fixed":
-            out = -1
-        values = []
+        included, population, values = np.arange(2 * count) < count, range(self.sampling.population_size), []
+        out = -1 if self.sampling.kind == "fixed" else 0
         for number, is_in in enumerate(included):
             own = source.child(str(is_in), number % count)
             drawn = FIRST in self.sampling.draw(population, own.child("cohort"))
             values.append(score((1 if is_in else out) if drawn else 0, own.child("noise")))
         return Scores(np.array(values), included)
-
-
-def _once(*events: DpEvent) -> PrivacyLedger:
-    return PrivacyLedger(tuple((event, 1) for event in events))
 
 
 def _noise_of(events: Sequence[DpEvent]) -> float | None:
@@ -142,7 +123,7 @@ def _noise_of(events: Sequence[DpEvent]) -> float | None:
     return 1 / math.sqrt(precision)
 
 
-def audit_round(plan: Plan, *, releases: int, of_answers: bool = False, make: MakeVector = noised_vector) -> Experiment:
+def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Experiment:
     """Repeats the first round of a run, and scores the canary by all that it releases: the update, the count, and with
     `evaluation.cohort=same` the answers; they are one release, which is charged as a whole.
 
@@ -168,7 +149,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False, make: Ma
     if isinstance(settings.release, MaskedSum):
         request = TrainRequest(1, start.clip_norm, plan.run, work=Work(trains, EVALUATION if rates else ""))
         silent = replace(request, work=Work(trains=False, query=NOTHING)), Values(values.update)
-        replies = vectors(settings.release.vector, make, [(request, values), silent, silent])
+        replies = vectors(settings.release.vector, [(request, values), silent, silent])
     elif trains:
         total = settings.release.empty(plan.num_params, start.clip_norm)
         total.take(TrainReply(1, values.update, values.below))
@@ -199,7 +180,7 @@ def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
     return Repeated("statistics", USER, [(event, score)], facts=facts).experiment(plan, releases)
 
 
-def audit_shared_step(plan: Plan, task: Task, *, releases: int, make: MakeVector = noised_vector) -> Experiment:
+def audit_shared_step(plan: Plan, task: Task, *, releases: int) -> Experiment:
     """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an example of client 0 by
     what it moves the opened sum by.
 
@@ -217,7 +198,7 @@ def audit_shared_step(plan: Plan, task: Task, *, releases: int, make: MakeVector
     added, start = within.update - without.update, initial_state(params, clip_norm=math.inf)
     silent = replace(without, update=torch.zeros_like(added))
     parts = [(request, values) for values in (within, without, silent)]
-    replies, canary = vectors(settings.release.vector, make, parts), added.double() / settings.release.norm(math.inf)
+    replies, canary = vectors(settings.release.vector, parts), added.double() / settings.release.norm(math.inf)
     score = _of_round(settings, start, replies, Canary(canary), known=without.update)
     rounds = [(settings.event_of(1), score)]
     return Repeated("a step that clients share", EXAMPLE, rounds, cohort_sampling(plan)).experiment(plan, releases)
@@ -341,14 +322,14 @@ def _replies(values: Values) -> Replies:
     return replies
 
 
-def vectors(vector: SecureSum, make: MakeVector, parts: Sequence[tuple[TrainRequest, Values]]) -> Replies:
+def vectors(vector: SecureSum, parts: Sequence[tuple[TrainRequest, Values]]) -> Replies:
     """The sum of clients' noised vectors, as a server reads it. `parts`: of the canary's client with the canary and
     without, and of each other honest client."""
     within, without, other = parts
 
     def replies(sent: int, source: RandomSource) -> list[UnopenedSum]:
         sums = [within if sent else without, *[other] * (vector.summands - 1)]
-        made = [make(vector, values, request, source.child(number)) for number, (request, values) in enumerate(sums)]
+        made = [noised_vector(vector, each, asked, source.child(number)) for number, (asked, each) in enumerate(sums)]
         total = torch.stack(made).sum(dim=0) % 2**vector.bits
         return [UnopenedSum(lambda: vector.centred(total), len(made))]
 

@@ -13,24 +13,36 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from scipy.linalg import toeplitz
 from torch import Tensor
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.canaries import Auditor, Canaries, draw_canaries
-from discreet.audit.canary_scores import Claim, Experiment, Facts, Releases, Scores, observed
+from discreet.audit.canaries import (
+    Auditor,
+    Canaries,
+    Claim,
+    Experiment,
+    Facts,
+    Releases,
+    Scores,
+    draw_canaries,
+    observed,
+)
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Task
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.mechanism import ServerMechanism
-from discreet.mechanisms.sums import take_all
+from discreet.mechanisms.sums import PartialReply, take_all
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TRAIN, TrainReply, Work
-from discreet.queries.scores import EvaluationResult, unrated
+from discreet.queries.scores import unrated
 from discreet.server.plan import Plan
 from discreet.server.round import round_settings
+from discreet.server.run_folder import RunFolder
 from discreet.server.session import opened
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
@@ -146,23 +158,29 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
         canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))
         inner, replaced = virtual_clients(session, held) if honest else None, plan.run.user.sampling == "fixed"
         transport = CanaryTransport(inner, canaries, honest=honest, user=user, replaced=replaced)
-        auditor, rounds = Auditor(round_settings(plan), canaries), list[Scores]()
-        before, after = context.state, context.state
+        states, known = [context.state], list[PartialReply]()
 
-        def evaluate(now: State) -> EvaluationResult:
-            nonlocal before, after
-            before, after = after, now
-            return unrated()
+        def look(_: Mapping[str, object]) -> None:
+            states.extend(filter(None, [context.folder.load_checkpoint()]))
+            known.append(transport.others.part())
 
-        def score(row: Mapping[str, object]) -> None:
-            others = transport.others.part()
-            known, fraction = others.in_floats, row["fraction_below"]
-            values = auditor.scores(before, after, fraction, known=known, below=others.below)
-            rounds.append(Scores(values, canaries.included, centred=not replaced))
+        TrainingRun(context, transport=transport, evaluate=lambda _: unrated(), on_round=look).run()
+        rounds, spent = scored(plan, context.folder, states, canaries, known)
+        rounds = [replace(each, centred=not replaced) for each in rounds]
+        return [_joined(user, rounds, honest)] if isinstance(user, CorrelatedNoise) else rounds, spent
 
-        TrainingRun(context, transport=transport, evaluate=evaluate, on_round=score).run()
-        seen = [_joined(user, rounds, honest)] if isinstance(user, CorrelatedNoise) else rounds
-        return seen, context.ledger.spent(USER)
+
+def scored(
+    plan: Plan, run: RunFolder, states: Sequence[State], canaries: Canaries, known: Sequence[PartialReply | None] = ()
+) -> SeenRun:
+    """Scores canaries by a run folder and the states before the first round and after each. `known`: the sums of
+    others in each round; empty if there are none."""
+    auditor, rows, found = Auditor(round_settings(plan), canaries), run.read_metrics(), list[Scores]()
+    for (before, after), row, others in zip(pairwise(states), rows, known or [None] * len(rows), strict=True):
+        sums, below = (others.in_floats, others.below) if others else (0.0, 0)
+        values = auditor.scores(before, after, row["fraction_below"], known=sums, below=below)
+        found.append(Scores(values, canaries.included, centred=True))
+    return found, DurableLedger(run.ledger_path).spent(USER)
 
 
 class CanaryTransport:

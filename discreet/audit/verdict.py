@@ -1,20 +1,48 @@
-"""The verdict: what a ledger claims beside what an audit found."""
+"""The verdict: what a ledger claims beside what an audit found and what it could have found; in words and in files."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from discreet.audit.canary_scores import Experiment, Observation, Releases
-from discreet.audit.gaussian_fit import GaussianFit, fit_gaussians
-from discreet.audit.lower_bounds import fdp_bound, guess, one_run_bound, planned, repeated_bound
-from discreet.audit.power import power_of
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from discreet import __version__
+from discreet.audit.canaries import Experiment, Observation, Releases, Scores
+from discreet.audit.estimates import (
+    FEWEST,
+    GaussianFit,
+    Guesses,
+    fdp_bound,
+    fit_gaussians,
+    guess,
+    one_run_bound,
+    planned,
+    repeated_bound,
+    shift_of_epsilon,
+)
+from discreet.reporting.pictures import INK, SERIES, Picture, picture
+from discreet.server.run_folder import replace_file, write_json
 
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
 FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together
 MOST_BOUNDS = 3  # of one observation
 SHOWN = 10  # rounds that are printed
+POWER = 0.9  # the share of audits that find what is said to be found
+ENOUGH = 3 * FEWEST  # scores: with fewer the coins too often leave less than `FEWEST` of a kind
+MOST_CANARIES = 10**7
+HALF = 0.5
+LEAST_SHARE = 1e-3  # of the noise: with less there is as good as none
+RECORD, PICTURE = "audit.json", "audit.svg"
+BINS = 40
+_NOTE = "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were fitted to the scores."
 
 ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP", "any scores", "Gaussian fit"
 ASSUMES = {
@@ -158,3 +186,104 @@ def _methods(
             yield method, partial(bound, guess(scores, made=made), delta=claim.delta)
     if fit is not None:
         yield FIT, partial(fit.lower_bound, delta=claim.delta)
+
+
+def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool]:
+    """The faults that an audit is able to find whose bounds have this level, in words, and true if there are any.
+
+    `count`: the canaries of all runs together; if one is released again and again, how often with it, and as often
+    without.
+    """
+    claimed = releases.claim.epsilon
+    if not claimed < math.inf:
+        return "it could have found nothing: there is no claim", False
+    many = f"{count} releases with the canary and as many without" if releases.repeated else f"{count} canaries"
+    scores = 2 * count if releases.repeated else count
+    fitted = _fitted(releases, scores, level)
+    few = f"; they are too few for the Gaussian fit, which needs {ENOUGH}" if scores < ENOUGH else ""
+    shown = _shown_without_noise(releases, count, level)
+    without = f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} is claimed"
+    if not fitted and shown <= claimed:
+        return f"it could have found nothing: even {without}{few}", False
+    return f"what it could have found: {without}{fitted or few}", True
+
+
+def _fitted(releases: Releases, canaries: int, level: float) -> str:
+    """The faults that the Gaussian fit finds, in words; empty if there are none."""
+    share = smallest_fault(releases, canaries, level=level)
+    if share is None:
+        return ""
+    numbers = range(ENOUGH, MOST_CANARIES + 1)
+    needed = bisect_left(numbers, True, key=lambda number: _excess(releases, HALF, number, level) > 0)
+    said = f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size or less; "
+    if needed == len(numbers):
+        return f"{said}noise at half its size is not found by any number of them"
+    return f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} are needed"
+
+
+def smallest_fault(releases: Releases, canaries: int, *, level: float) -> float | None:
+    """The share of its size, within (0, 1], that noise may have left to be found in nine of ten audits by the Gaussian
+    fit; None if not even noise that is gone would be. `level`: of the fit's lower bound, one-sided."""
+
+    def excess(share: float) -> float:
+        return _excess(releases, share, canaries, level)
+
+    if releases.noise_multiplier is None or canaries < ENOUGH or excess(LEAST_SHARE) <= 0:
+        return None
+    return float(brentq(excess, LEAST_SHARE, 1.0, xtol=1e-6)) if excess(1.0) < 0 else 1.0
+
+
+def _excess(releases: Releases, share: float, canaries: int, level: float) -> float:
+    """Above 0 if nine of ten fits pass the claim by so much that the claim is refuted."""
+    claimed, true = shift_of_epsilon(releases.claim.epsilon, delta=releases.claim.delta), releases.shift(share)
+    # The errors of fitted shifts, half of the canaries being out: `GaussianFit.interval`.
+    of_claimed, of_true = (
+        math.sqrt((4 if releases.repeated else 2) / canaries + shift**2 / (2 * canaries)) for shift in (claimed, true)
+    )
+    return float(true - norm.isf(1 - POWER) * of_true - claimed - norm.isf(level) * of_claimed)
+
+
+def _shown_without_noise(releases: Releases, count: int, level: float) -> float:
+    """The largest of the bounds that assume nothing of scores if canaries that were drawn are seen without any noise,
+    for an average number of them."""
+    seen, claim = 1 - (1 - releases.probability) ** releases.rounds, releases.claim
+    if releases.repeated:
+        drawn = np.arange(1, count + 1) * seen % 1 < seen  # that share of them, evenly spread
+        scores = Scores(np.concatenate([drawn.astype(float), np.zeros(count)]), np.arange(2 * count) < count)
+        return repeated_bound(scores, delta=claim.delta, significance=level)
+    found = []
+    for shifts in (False,) if releases.noise_multiplier is None else (False, True):
+        made = planned(count, claim.epsilon, claim.delta, shifts=shifts)
+        drawn_in, said_in = count * seen / 2, made - made // 2
+        right = min(said_in, drawn_in) + (max(said_in - drawn_in, 0) * (1 - seen) + made // 2) / (2 - seen)
+        guesses, bound = Guesses(count, made, min(made, round(right))), fdp_bound if shifts else one_run_bound
+        found.append(bound(guesses, delta=claim.delta, significance=level))
+    return max(found)
+
+
+def score_picture(experiment: Experiment) -> Picture:
+    """Two histograms as densities, of the scores of the whole run, in and out, and the Gaussians that are fitted."""
+    scores = experiment.observations[-1].scores
+    edges = np.histogram_bin_edges(scores.values, BINS)
+
+    def draw(axes: Any) -> str:
+        for number, (name, values) in enumerate({"out": scores.unseen, "in": scores.seen}.items()):
+            axes.hist(values, edges, density=True, color=SERIES[number], alpha=0.35, label=f"{name}: {len(values)}")
+        axes.axhline(0, color=INK, linewidth=0.6)
+        axes.set_xlabel("score: what all releases say of a canary")
+        axes.set_ylabel("density")
+        fit = None if experiment.releases.noise_multiplier is None else fit_gaussians(scores)
+        at = np.linspace(edges[0], edges[-1], 200)
+        for number, normal in enumerate((fit.unseen, fit.seen) if fit else ()):
+            axes.plot(at, norm.pdf(at, normal.mean, normal.spread), color=SERIES[number])
+        return _NOTE if fit else ""
+
+    return picture(f"Scores of canaries, {experiment.mechanism}", draw)
+
+
+def write_audit(folder: Path, experiment: Experiment, verdict: Verdict) -> None:
+    """Writes both files into a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"discreet": __version__, "settings": experiment.settings, "level": 1 - SIGNIFICANCE, "assumes": ASSUMES}
+    write_json(folder / RECORD, facts | asdict(verdict) | {"refuted": verdict.refuted})
+    replace_file(folder / PICTURE, score_picture(experiment).svg.encode())

@@ -26,9 +26,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from discreet.audit.audit_record import PICTURE, RECORD, write_audit
 from discreet.audit.experiments import Asked, experiment_of
-from discreet.audit.verdict import FALSE_ALARM, SIGNIFICANCE, judge
+from discreet.audit.verdict import FALSE_ALARM, PICTURE, RECORD, SIGNIFICANCE, judge, write_audit
 from discreet.cli.console import Words, new_folder, print_table
 from discreet.deployment.interruption import ending
 from discreet.logs import log_to

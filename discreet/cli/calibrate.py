@@ -28,17 +28,7 @@ import typer
 from typer import Option
 
 from discreet.cli.console import print_table
-from discreet.server.prices import (
-    LOCAL_PRICES,
-    Price,
-    Question,
-    masked_lines,
-    masked_sum,
-    own_price,
-    sampled_prices,
-    secure_prices,
-    turn_prices,
-)
+from discreet.server import prices as offers
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER, ZERO_OUT, SecureConfig
 
 
@@ -63,8 +53,8 @@ def command(
     examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
 ) -> None:
     """Answers in a table."""
-    prices: list[Price]
-    question, of_examples = Question(noise, epsilon, rounds, delta), guarantee == EXAMPLE
+    prices: list[offers.Price]
+    question, of_examples = offers.Question(noise, epsilon, rounds, delta), guarantee == EXAMPLE
     adjacency = "zero-out" if of_examples else "add or remove one"
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
     if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (groups is not None):
@@ -74,18 +64,18 @@ def command(
             raise ValueError("--aggregation secure is for user, or for example with --examples")
         secure = SecureConfig(dropouts, colluding)
         secure.check_fits(clients)
-        summed = partial(masked_sum, clients, secure, parameters=parameters, examples=examples)
-        prices = secure_prices(lambda z: summed(z).event_of(), adjacency=adjacency)
-        lines += masked_lines(summed(noise or question.answer(prices[0])), clients, secure)
+        summed = partial(offers.masked_sum, clients, secure, parameters=parameters, examples=examples)
+        prices = offers.secure_prices(lambda z: summed(z).event_of(), adjacency=adjacency)
+        lines += offers.masked_lines(summed(noise or question.answer(prices[0])), clients, secure)
     elif groups is not None and guarantee != USER:
         raise ValueError("--sampling cyclic is for user")
     elif guarantee == LOCAL:
-        prices = LOCAL_PRICES
+        prices = offers.LOCAL_PRICES
     else:
-        prices = [] if groups is None else turn_prices(groups, adjacency=adjacency)
+        prices = [] if groups is None else offers.turn_prices(groups, adjacency=adjacency)
         if population is not None and cohort is not None:
-            prices += [] if mechanism is None else [own_price(mechanism, population, cohort)]
-            prices += sampled_prices(population, cohort, adjacency=adjacency)
+            prices += [] if mechanism is None else [offers.own_price(mechanism, population, cohort)]
+            prices += offers.sampled_prices(population, cohort, adjacency=adjacency)
         elif groups is None:
             raise ValueError(f"{guarantee} needs --population and --cohort")
     if of_examples and clients is None:

@@ -19,8 +19,7 @@ from typer import Option
 
 from discreet.cli.console import print_table
 from discreet.reporting.page import REPORT_FILE, report_of
-from discreet.reporting.records import find_runs
-from discreet.reporting.table import repetitions_table, split_same
+from discreet.reporting.records import find_runs, repetitions_table, split_same
 from discreet.server.run_folder import csv_text, replace_file
 
 

@@ -1,6 +1,6 @@
 """Runs an experiment in one process: the same as `flwr run`, without Flower.
 
-The settings with their meaning and their ranges stand in conf/config.yaml; --cfg job prints those of a command.
+The settings with their meaning and their ranges stand in conf/config.yaml.
 
 With --multirun there is a run for each combination of listed values. All of them are checked before the first one
 starts. They lie in FOLDER/0, FOLDER/1, and so on; FOLDER/multirun.yaml says what the sweep was started with. --jobs N
@@ -20,10 +20,8 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import hydra
-from omegaconf import OmegaConf
 from typer import Option
 
 from discreet.cli.console import Words
@@ -32,7 +30,6 @@ from discreet.deployment.interruption import ending, not_begun, override, resuma
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import hydra_on_conf
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.simulation.many_runs import check_parallel
@@ -42,14 +39,9 @@ def command(
     overrides: Words = None,
     multirun: Annotated[bool, Option("--multirun", "-m", help="a sweep")] = False,
     jobs: Annotated[int | None, Option(metavar="N", min=1, help="so many runs of a sweep at a time")] = None,
-    cfg: Annotated[Literal["job"] | None, Option(help="print the settings, and run nothing")] = None,
 ) -> int:
     """Runs, once or as a sweep; 1 if runs of a sweep failed."""
     words = overrides or []
-    if cfg is not None:
-        with hydra_on_conf(words):
-            print(OmegaConf.to_yaml(hydra.compose("config", words)), end="")
-        return 0
     with ending(not_begun):
         sweep = sweep_of(words, multirun=multirun)
         if sweep is not None:

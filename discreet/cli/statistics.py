@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from discreet.cli.console import Words
 from discreet.data.datasets import load_task
-from discreet.evaluation.private_statistics import written_statistics
+from discreet.evaluation.private_answers import written_statistics
 from discreet.queries.query import STATISTICS
 from discreet.server.resuming import asked_settings
 from discreet.server.session import prepare

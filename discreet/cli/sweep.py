@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -16,12 +14,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.deployment.interruption import ending, interrupt_below
-from discreet.server.run_folder import OVER, RunFolder, replace_file, state_of
-from discreet.settings.compose import NOT_PART, listed_runs, load_config, parse_config
+from discreet.server.run_folder import RunFolder, replace_file
+from discreet.settings.compose import NOT_PART, listed_runs, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
-from discreet.simulation.in_process import check, simulate
-from discreet.simulation.many_runs import Job, run_all
+from discreet.simulation.in_process import check
+from discreet.simulation.many_runs import Job, go_on, run_all
 
 logger = logging.getLogger("discreet")
 
@@ -66,18 +64,8 @@ class Sweep:
                 plan = check(config)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            found.append(Job(name, folder, plan, partial(_run, plan.asked, plan.written, folder, name)))
+            found.append(Job(name, folder, plan, partial(go_on, folder, name, plan.asked, decided=plan.written)))
         return found
-
-
-def _run(asked: dict[str, Any], decided: dict[str, Any], files: RunFolder, name: str) -> None:
-    if state_of(files) in OVER and (files.path / "privacy.json").exists():
-        logger.info("%s has ended already, and is kept", name)
-        return
-    logger.info("%s", name)
-    begun = files.ledger_path.exists() or (files.path / "config.yaml").exists()
-    config = parse_config({**asked, "output_dir": str(files.path), "resume": begun})
-    simulate(config, decided=parse_config(decided).privacy, progress=sys.stdout)
 
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:

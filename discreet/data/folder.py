@@ -49,7 +49,7 @@ import logging
 import math
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -62,7 +62,7 @@ from discreet.data.description import DESCRIPTION, DataDescription, read_descrip
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
-from discreet.data.tokens import num_tokens_in, pretrained_folder, tokens_of
+from discreet.data.text import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
 from discreet.settings.rules import require_extra
 
@@ -80,13 +80,14 @@ def load_folder(path: str | None) -> Task:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
     description = with_inputs(folder, read_description(folder))
-    train, shape, owners = _load(folder, description)
+    train, shape, owners = _labelled(folder, description)
     test = train.subset(torch.zeros(0, dtype=torch.int64))
     if description.test is not None:
         target = description.test_target or description.target
         test_file = {"file": description.test, "target": target, "owner": None}
-        test, _, _ = _load(folder, description.model_copy(update=test_file), shape)
-    return Task(FOLDER, train, test, shape, owners)
+        test, _, _ = _labelled(folder, description.model_copy(update=test_file), shape)
+    numbers = None if owners is None else torch.from_numpy(np.unique(owners, return_inverse=True)[1])
+    return Task(FOLDER, train, test, shape, numbers)
 
 
 @lru_cache(maxsize=4)
@@ -104,25 +105,22 @@ def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
     description = read_description(folder)
     if description.task not in (None, task):
         raise FolderError(f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}")
-    examples, shape, _ = _load(folder, description, SHAPES.get(task))
+    examples, shape, _ = _labelled(folder, description, SHAPES.get(task))
     return examples, shape
 
 
-def _load(
+def _labelled(
     folder: Path, description: DataDescription, shape: TaskShape | None = None
-) -> tuple[Examples, TaskShape, torch.Tensor | None]:
-    """A labelled table, its shape unless that is given, and its owners as numbers from 0 if it has any."""
+) -> tuple[Examples, TaskShape, Array | None]:
+    """A table with targets, its shape unless that is given, and its owners if it has any."""
     path = folder / description.file
     with lines_of(path, description.format):
         inputs, targets, owners = _read(folder, description)
         if targets is None:
             raise FolderError(f"{path} has no column or array {' or '.join(description.target_names)}")
-        if len(inputs) != len(targets):
-            raise FolderError(f"{path} has {len(inputs)} rows of inputs and {len(targets)} targets")
         shape = shape or _shape_of(folder, description, inputs, targets)
-        read = _inputs_of(inputs, description, shape, str(path)), _targets_of(targets, description, shape, str(path))
-    numbers = None if owners is None else torch.from_numpy(np.unique(owners, return_inverse=True)[1])
-    return Examples(*read), shape, numbers
+        read = _inputs_of(inputs, description, shape, str(path))
+        return Examples(read, _targets_of(targets, len(inputs), description, shape, str(path))), shape, owners
 
 
 def read_file(
@@ -138,26 +136,23 @@ def read_file(
     with lines_of(path, kind):
         description = description.model_copy(update={"format": kind, "file": path.name, "owner": id_column})
         inputs, targets, ids = _read(path.parent, description)
-        if targets is not None and len(targets) != len(inputs):
-            raise FolderError(f"{path} has {len(inputs)} inputs and {len(targets)} targets")
-        read = _inputs_of(inputs, description, shape, str(path))
-        return read, None if targets is None else _targets_of(targets, description, shape, str(path)), ids
+        read, count = _inputs_of(inputs, description, shape, str(path)), len(inputs)
+        return read, None if targets is None else _targets_of(targets, count, description, shape, str(path)), ids
 
 
 def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets: Array) -> TaskShape:
-    tokens = description.tokens or 0
-    if description.text is not None:
-        tokens = num_tokens_in(_weights_of(description))
+    tokens = description.tokens or (num_tokens_in(_weights_of(description)) if description.text is not None else 0)
     counted, target = description.num_classes or len(description.classes), description.predicted(targets)
     num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         rule = "classes or num_classes: how many occur is not public; or of a number target_low and target_high"
         raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
-    input_shape = description.shape or tuple(inputs.shape[1:])
-    return TaskShape(input_shape, num_classes, SCALE, tokens, target)
+    return TaskShape(description.shape or tuple(inputs.shape[1:]), num_classes, SCALE, tokens, target)
 
 
-def _targets_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
+def _targets_of(values: Array, count: int, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
+    if len(values) != count:
+        raise FolderError(f"{what} has {count} rows of inputs and {len(values)} targets")
     return targets_of(values, shape.target, num_classes=shape.num_classes, what=what, padding=description.mark)
 
 
@@ -175,23 +170,17 @@ def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, wh
     wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
     if len(wrong):
         raise RowError(int(wrong[0]), "an input is missing, NaN or infinite")
-    scaled = _scale(numbers, description, shape.scale, what)
-    return torch.from_numpy(scaled.astype(np.float32).reshape(-1, *shape.input_shape))
-
-
-def _scale(numbers: Array, description: DataDescription, scale: tuple[float, float], what: str) -> Array:
-    if description.low is None:
-        return numbers
-    low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
-    for bound in (low, high):
-        if bound.ndim > 1 or bound.size not in (1, numbers.shape[1]):
-            raise FolderError(f"low and high must be one number or {numbers.shape[1]} of them")
-    # Clamped: a value outside the public range must not tell how far outside it is.
-    outside = np.count_nonzero((numbers < low) | (numbers > high))
-    if outside:
-        logger.warning("%s: %d of %d values lie outside low..high, and are set to it", what, outside, numbers.size)
-    share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
-    return np.asarray(scale[0] + share * (scale[1] - scale[0]))
+    if description.low is not None:
+        low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
+        if not {low.size, high.size} <= {1, size}:
+            raise FolderError(f"low and high must be one number or {size} of them")
+        # Clamped: a value outside the public range must not tell how far outside it is.
+        outside = np.count_nonzero((numbers < low) | (numbers > high))
+        if outside:
+            logger.warning("%s: %d of %d values lie outside low..high, and are set to it", what, outside, numbers.size)
+        share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
+        numbers = shape.scale[0] + share * (shape.scale[1] - shape.scale[0])
+    return torch.from_numpy(numbers.astype(np.float32).reshape(-1, *shape.input_shape))
 
 
 def _read(folder: Path, description: DataDescription) -> _Table:
@@ -205,19 +194,23 @@ def _read(folder: Path, description: DataDescription) -> _Table:
         except (OSError, ValueError) as error:
             raise FolderError(str(error)) from error
         return images, _numbered(labels, description), None
-    found = open_table(path, description.format)
-    names, kind = _input_names(found, description), "array" if description.format == "npz" else "column"
+    found, arrays = open_table(path, description.format), description.format == "npz"
+    names, kind = _input_names(found, description), "array" if arrays else "column"
     for name in (*names, owner):
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no {kind} {name}")
     counted: Array | bool = True
     if description.text is not None and description.max_tokens is not None:
         inputs, counted = tokens_of(found[description.text], _weights_of(description), length=description.max_tokens)
+    elif arrays:
+        inputs = found[names[0]]
     else:
-        columns = [] if kind == "array" else [_numbers(found[name], f"the column {name}") for name in names]
         nothing = np.zeros((len(next(iter(found.values()), ())), 0))
-        inputs = found[names[0]] if kind == "array" else np.column_stack([nothing, *columns])
-    targets = _given_targets(found, description, names)
+        inputs = np.column_stack([nothing, *(_numbers(found[name], f"the column {name}") for name in names)])
+    targets, wanted = None, description.target_names
+    if wanted and all(name in found and name not in names for name in wanted):
+        columns = [_numbered(np.asarray(found[name]), description) for name in wanted]
+        targets = columns[0] if description.target is not None else np.stack(columns, axis=1)
     if description.next_token:
         following = inputs if counted is True else np.where(counted, inputs, PADDING)
         inputs, targets = inputs[:, :-1], np.asarray(following[:, 1:])
@@ -226,15 +219,6 @@ def _read(folder: Path, description: DataDescription) -> _Table:
 
 def _weights_of(description: DataDescription) -> Path:
     return pretrained_folder(description.model or "", setting=f"model in {DESCRIPTION}")
-
-
-def _given_targets(found: Mapping[str, Any], description: DataDescription, inputs: Sequence[str]) -> Array | None:
-    """The targets of an open table; None if it does not have all of them, or they follow from the inputs."""
-    wanted = description.target_names
-    if not wanted or not all(name in found and name not in inputs for name in wanted):
-        return None
-    columns = [_numbered(np.asarray(found[name]), description) for name in wanted]
-    return columns[0] if description.target is not None else np.stack(columns, axis=1)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -251,12 +235,8 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
     require_extra("pyarrow", extra="simulation", why=path.name)
     from pyarrow import csv, json, parquet  # type: ignore[import-untyped]
 
-    lines = csv.ParseOptions(newlines_in_values=True)
-    readers = {
-        "csv": partial(csv.read_csv, parse_options=lines),
-        "parquet": parquet.read_table,
-        "jsonl": json.read_json,
-    }
+    as_csv = partial(csv.read_csv, parse_options=csv.ParseOptions(newlines_in_values=True))
+    readers = {"csv": as_csv, "parquet": parquet.read_table, "jsonl": json.read_json}
     try:
         if form == "npz":
             with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:

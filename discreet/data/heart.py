@@ -7,7 +7,6 @@ Fed-Heart-Disease. FLamby then scales by each hospital's own mean and deviation,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,32 +39,25 @@ _TRAIN_SHARE, _SPLIT_SEED = 0.66, 43
 _FEWEST = 3  # patients of each label, or the split is not stratified: Switzerland has one without the disease
 
 
-@dataclass(frozen=True, eq=False)
-class Hospital:
-    """A hospital's patients: raw features (n, 13) in the order of `HEART_RANGES`, and 1 for those with the disease."""
+def train_and_test(labels: Array) -> tuple[Array, Array]:
+    """The row numbers of a hospital's training part and of its test part, the same in every run."""
+    from sklearn.model_selection import train_test_split
 
-    name: str
-    features: Array
-    labels: Array
-
-    def split(self) -> tuple[Array, Array]:
-        """The row numbers of the training part and of the test part, the same in every run."""
-        from sklearn.model_selection import train_test_split
-
-        rows = np.arange(len(self.labels))
-        stratify = self.labels if np.bincount(self.labels, minlength=2).min() >= _FEWEST else None
-        sizes = {"train_size": _TRAIN_SHARE, "test_size": 1 - _TRAIN_SHARE}
-        train, test = train_test_split(rows, **sizes, random_state=_SPLIT_SEED, stratify=stratify)
-        return train, test
-
-    def examples(self, rows: Array) -> Examples:
-        """Those patients as a model reads them: features in [-1, 1]."""
-        inputs = to_unit_box(self.features[rows], tuple(HEART_RANGES.values()))
-        return Examples(torch.from_numpy(inputs).float(), torch.from_numpy(self.labels[rows]))
+    stratify = labels if np.bincount(labels, minlength=2).min() >= _FEWEST else None
+    sizes = {"train_size": _TRAIN_SHARE, "test_size": 1 - _TRAIN_SHARE}
+    train, test = train_test_split(np.arange(len(labels)), **sizes, random_state=_SPLIT_SEED, stratify=stratify)
+    return train, test
 
 
-def read_hospital(file: Path) -> Hospital:
-    """The patients in a hospital's file of whom no value is missing. Raises ValueError: it is no such table."""
+def patients(features: Array, labels: Array) -> Examples:
+    """Patients as a model reads them: features in [-1, 1]."""
+    inputs = to_unit_box(features, tuple(HEART_RANGES.values()))
+    return Examples(torch.from_numpy(inputs).float(), torch.from_numpy(labels))
+
+
+def read_hospital(file: Path) -> tuple[Array, Array]:
+    """The patients in a hospital's file of whom no value is missing: raw features (n, 13) in the order of
+    `HEART_RANGES`, and 1 for those with the disease. Raises ValueError: it is no such table."""
     if not file.is_file():
         wanted = ", ".join(f"processed.{name}.data" for name in HOSPITALS)
         raise FileNotFoundError(f"data.path: {file} is missing; heart expects a folder with {wanted}")
@@ -76,23 +68,19 @@ def read_hospital(file: Path) -> Hospital:
     except ValueError as error:
         raise ValueError(f"data.path: {file} does not hold {_COLUMNS} numbers or ? a line, by commas") from error
     kinds = [table[:, column] == kind for column, others in _KINDS for kind in others]
-    features = np.column_stack([table[:, list(_NUMBERS)], *kinds])
-    return Hospital(file.name.split(".")[1], features, (table[:, -1] > 0).astype(np.int64))
-
-
-def load_hospitals(path: str | None) -> tuple[Hospital, ...]:
-    """The four hospitals in a folder, in the order of `HOSPITALS`."""
-    if path is None:
-        raise ValueError("data.path: heart is read from a folder with the four processed.*.data files of the UCI data")
-    return tuple(read_hospital(Path(path).expanduser() / f"processed.{name}.data") for name in HOSPITALS)
+    return np.column_stack([table[:, list(_NUMBERS)], *kinds]), (table[:, -1] > 0).astype(np.int64)
 
 
 def load_heart(path: str | None) -> Task:
     """Heart disease or none, from 13 features: 486 training patients, whose owners are the hospitals, 199, 172, 30 and
     85, and the test parts of all hospitals, 104, 89, 16 and 45, one after the other.
     """
-    hospitals = load_hospitals(path)
-    parts = [[hospital.examples(rows) for rows in hospital.split()] for hospital in hospitals]
+    if path is None:
+        raise ValueError("data.path: heart is read from a folder with the four processed.*.data files of the UCI data")
+    parts = []
+    for name in HOSPITALS:
+        features, labels = read_hospital(Path(path).expanduser() / f"processed.{name}.data")
+        parts.append([patients(features[rows], labels[rows]) for rows in train_and_test(labels)])
     train, test = (joined(list(tables)) for tables in zip(*parts, strict=True))
     owners = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(table) for table, _ in parts]))
     return Task("heart", train, test, SHAPES["heart"], owners)

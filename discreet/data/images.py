@@ -38,7 +38,7 @@ _CIFAR_GLOBALS = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
-_UNSIGNED_BYTE = 0x08
+_UNSIGNED_BYTES = b"\0\0\x08"  # the head of an IDX file that holds them
 
 
 def load_mnist(path: str | None, *, name: str = "mnist") -> Task:
@@ -174,13 +174,9 @@ def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a complete gzip file: {error}") from error
-    if len(content) < 4 or content[:2] != b"\0\0":
-        raise ValueError(f"{path} is not an IDX file: it does not start with two zero bytes")
-    if content[2] != _UNSIGNED_BYTE:
-        raise ValueError(f"{path} holds IDX type 0x{content[2]:02x}; only unsigned bytes (0x08) are read")
-    start = 4 + 4 * content[3]
-    if len(content) < start:
-        raise ValueError(f"{path} is cut short: it ends within the header")
+    start = 4 + 4 * content[3] if len(content) > 3 else 4
+    if content[:3] != _UNSIGNED_BYTES or len(content) < start:
+        raise ValueError(f"{path} is no IDX file of unsigned bytes: its head is {content[:start].hex(' ')}")
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
     if len(content) - start != math.prod(shape):
         raise ValueError(f"{path} should hold {math.prod(shape)} bytes for shape {shape}, not {len(content) - start}")

@@ -158,15 +158,11 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     with warnings.catch_warnings():
         # datasets sorts with an argument that pyarrow calls deprecated from 25 on; not ours to change.
         warnings.simplefilter("ignore", FutureWarning)
-        return _fill_empty([np.asarray(partitioner.load_partition(i)["index"][:]) for i in range(data.num_clients)])
-
-
-def _fill_empty(parts: _Parts) -> _Parts:
-    filled = list(parts)
-    for client in (number for number, part in enumerate(parts) if len(part) == 0):
-        largest = max(range(len(filled)), key=lambda number: len(filled[number]))
-        filled[client], filled[largest] = filled[largest][:1], filled[largest][1:]
-    return filled
+        parts = [np.asarray(partitioner.load_partition(client)["index"][:]) for client in range(data.num_clients)]
+    for client in [number for number, part in enumerate(parts) if not len(part)]:
+        largest = max(range(len(parts)), key=lambda number: len(parts[number]))
+        parts[client], parts[largest] = parts[largest][:1], parts[largest][1:]
+    return parts
 
 
 def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.Tensor:

@@ -22,19 +22,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from discreet.masking.identity import Identity
 from discreet.settings.rules import ConfigError
 
 CA_DAYS, SERVER_DAYS = 1826, 397
@@ -49,8 +45,8 @@ NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0}  # how ma
 
 def make_authority(folder: Path) -> None:
     """`ca.key` and `ca.crt`: a P-384 authority that may sign servers, nothing below it. ConfigError if they exist."""
-    key, subject = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
-    made = _certificate(subject, subject, key, days=CA_DAYS, is_authority=True)
+    key, name = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
+    made = _certificate(name, name, key, days=CA_DAYS, is_authority=True)
     made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     _write_pair(folder / "ca", made.sign(key, hashes.SHA384()), key)
 
@@ -60,15 +56,20 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     ConfigError if one of the files exists, or the authority does not."""
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        signer = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+        signer: Any = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"scripts/certs authority makes what signs a server's certificate: {error}") from error
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys([*hosts, *OWN_HOSTS]):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
     key = ec.generate_private_key(ec.SECP384R1())
     made = _certificate(_name(hosts[0][:64]), authority.subject, key, days=SERVER_DAYS, is_authority=False)
     for extension in (
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]),
+        x509.SubjectAlternativeName(names),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     ):
         made = made.add_extension(extension, critical=False)
@@ -80,14 +81,10 @@ def make_node(folder: Path, name: str) -> None:
     they exist, or the name is not a plain file name."""
     if not name or name != Path(name).name or name.startswith("."):
         raise ConfigError(f"a node's name must be a plain file name (got {name!r})")
-    key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(
-        {
-            folder / "nodes" / f"{name}.key": key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
-            folder / "public" / f"{name}.pub": public + f" {name}\n".encode(),
-        }
-    )
+    node = Identity.generate(name)
+    private = node.key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public, public_file = f"{node.public_text()} {name}\n".encode(), folder / "public" / f"{name}.pub"
+    _write({folder / "nodes" / f"{name}.key": private, public_file: public})
 
 
 def make_peers(folder: Path) -> Path:
@@ -139,20 +136,12 @@ def register_node(public_key: Path, *, connection: str) -> bool:
 
 def give_to(folder: Path, owner: int) -> None:
     """Makes everything but the authority's key belong to a user, so that a container of that user can read it."""
-    for path in [folder, *folder.rglob("*")]:
-        if path.name != "ca.key":
-            os.chown(path, owner, owner)
+    for path in {folder, *folder.rglob("*")} - {folder / "ca.key"}:
+        os.chown(path, owner, owner)
 
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _certificate(
@@ -184,24 +173,6 @@ def _write(contents: Mapping[Path, bytes]) -> None:
             file.write(content)
 
 
-def _run(command: str, names: Sequence[str], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    match command:
-        case "all":
-            make_secrets(folder, DEMONSTRATION_NODES)
-        case "authority":
-            make_authority(folder)
-        case "server":
-            make_server(folder, names)
-        case "node":
-            for name in names:
-                make_node(folder, name)
-        case _:
-            for name, key in json.loads(make_peers(folder).read_text()).items():
-                print(f"{name}  {fingerprint(key)}")
-    print(f"scripts/certs: made in {folder.resolve()}")
-
-
 def main(words: Sequence[str]) -> int:
     """Runs one command; 2 if something is in the way."""
     parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__)
@@ -211,13 +182,27 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("command", choices=NAMES)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args(words)
-    needed = NAMES[arguments.command]
+    needed, folder = NAMES[arguments.command], arguments.folder
     if len(arguments.names) < needed or (arguments.names and not needed):
         parser.error(f"{arguments.command} takes {f'{needed} names or more' if needed else 'no name'}")
     try:
-        _run(arguments.command, arguments.names, arguments.folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        match arguments.command:
+            case "all":
+                make_secrets(folder, DEMONSTRATION_NODES)
+            case "authority":
+                make_authority(folder)
+            case "server":
+                make_server(folder, arguments.names)
+            case "node":
+                for name in arguments.names:
+                    make_node(folder, name)
+            case _:
+                for name, key in json.loads(make_peers(folder).read_text()).items():
+                    print(f"{name}  {fingerprint(key)}")
+        print(f"scripts/certs: made in {folder.resolve()}")
         if arguments.owner is not None:
-            give_to(arguments.folder, arguments.owner)
+            give_to(folder, arguments.owner)
     except (ConfigError, PermissionError) as error:
         print(f"scripts/certs: {error}", file=sys.stderr)
         return 2

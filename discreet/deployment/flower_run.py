@@ -10,27 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from discreet.deployment.flower_home import (
-    LOOK_SECONDS,
-    flower_environment,
-    flwr_run_command,
-    free_port,
-    start,
-    wait_until,
-    write_connection,
-)
+from discreet.deployment import flower_home
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import (
-    OVER,
-    RunFolder,
-    RunStatus,
-    check_output,
-    read_status,
-    state_of,
-)
+from discreet.server.run_folder import OVER, RunFolder, RunStatus, check_output, read_status, state_of
 from discreet.server.session import resolve
 from discreet.settings.rules import require_extra
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
@@ -43,12 +28,14 @@ START_SECONDS, LOST_SECONDS = 120, 5
 def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
     """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its process. All that came
     of it ends with the block, or with this process, however that ends. RunLostError if it does not start."""
-    port = free_port()
+    port = flower_home.free_port()
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     with scratch_folder() as home, _started(command, home / "superlink.log", folder=folder) as process:
         url = f"http://127.0.0.1:{port}/health"
         with suppress(TimeoutError):
-            wait_until(lambda: process.poll() is not None or healthy(url, authority=None), START_SECONDS, "it answers")
+            flower_home.wait_until(
+                lambda: process.poll() is not None or healthy(url, authority=None), START_SECONDS, "it answers"
+            )
         if process.poll() is not None or not healthy(url, authority=None):
             lines = (home / "superlink.log").read_text(errors="replace").strip().splitlines()
             raise RunLostError(": ".join(["the SuperLink did not start", *lines[-1:]]))
@@ -58,8 +45,8 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
 @contextmanager
 def _started(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Flower's, until the block ends. FLWR_HOME is the folder of its log."""
-    environment = flower_environment(log.parent) | ray_environment(log.parent)
-    process = start(command, log, folder=folder, environment=environment)
+    environment = flower_home.flower_environment(log.parent) | ray_environment(log.parent)
+    process = flower_home.start(command, log, folder=folder, environment=environment)
     try:
         yield process
     finally:
@@ -82,7 +69,7 @@ def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess
                 superlink.wait(LOST_SECONDS)
         if process.returncode != 0 and superlink.poll() is not None:
             raise RunLostError(f"the SuperLink has ended, with exit code {superlink.returncode}")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(flower_home.LOOK_SECONDS)
 
 
 def exit_code(run: RunFolder, before: RunStatus | None) -> int:
@@ -111,8 +98,8 @@ def run_app(words: Sequence[str], *, program: str) -> int:
     before, folder, nodes = read_status(run), Path.cwd(), min(config.data.num_clients, MOST_NODES)
     with resumable(run, *program.split()):
         with simulation_superlink(folder) as (address, home, superlink):
-            write_connection(home, address=address, authority=None)
-            command = flwr_run_command(home / "run.toml", [*words, override("output_dir", run.path)])
+            flower_home.write_connection(home, address=address, authority=None)
+            command = flower_home.flwr_run_command(home / "run.toml", [*words, override("output_dir", run.path)])
             command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
             with _started(command, home / "run.log", folder=folder) as process:
                 follow(process, home / "run.log", superlink=superlink)

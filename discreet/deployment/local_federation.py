@@ -8,41 +8,33 @@ With `--data FOLDER` the nodes are the folders in it, each with the data and, if
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from discreet.data.description import DESCRIPTION
+from discreet.deployment import flower_home
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_home import (
-    flower_environment,
-    flwr_run_command,
-    free_port,
-    start,
-    wait_until,
-    write_connection,
-)
 from discreet.deployment.flower_run import exit_code, follow
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder, check_output, read_status, state_of
+from discreet.server.run_folder import RunFolder, check_output, read_status
 from discreet.server.session import check_secure, resolve
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.simulation.processes import RunLostError, end_carrying, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
-START_SECONDS, RUN_SECONDS, END_SECONDS = 90.0, 300.0, 10.0
+START_SECONDS, END_SECONDS = 90.0, 10.0
 SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
 DEMONSTRATION_NODES = 4
 POLICY = "policy.json"  # in a node's folder, if its owner has one
@@ -63,12 +55,12 @@ class Federation:
     pause: float = SHORTEST_PAUSE
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    port: int = field(default_factory=free_port)
-    proxy_port: int = field(default_factory=free_port)
+    port: int = field(default_factory=flower_home.free_port)
+    proxy_port: int = field(default_factory=flower_home.free_port)
 
     def __post_init__(self) -> None:
         self.home, self.secrets = self.folder / "home", self.folder / "secrets"
-        self.environment = flower_environment(self.home) | {
+        self.environment = flower_home.flower_environment(self.home) | {
             "OMP_NUM_THREADS": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
@@ -78,7 +70,7 @@ class Federation:
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a process with a log of its own, which a later one of the same name goes on with."""
-        process = start(command, self.log(name), folder=self.folder, environment=self.environment)
+        process = flower_home.start(command, self.log(name), folder=self.folder, environment=self.environment)
         self.processes[name] = process
         self.started.append(process)
         return process
@@ -100,17 +92,19 @@ class Federation:
         if "gate" not in self.processes:
             options = {"upstream": f"https://127.0.0.1:{self.port}", "secrets": self.secrets, "port": self.proxy_port}
             self.start("gate", _module("gate", **options))
-        wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
+        flower_home.wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
         url = f"https://127.0.0.1:{self.proxy_port}/health"
-        wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the node proxy answers")
-        write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
+        flower_home.wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the node proxy answers")
+        flower_home.write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
 
     def start_preforked_clients(self) -> None:
         """Starts the preforked clients of all nodes; on machines of their own each has one itself."""
         path = self.folder / "clients"
         process = self.start("clients", clients_command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
-        wait_until(lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started")
+        flower_home.wait_until(
+            lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started"
+        )
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Starts a SuperNode with the key and the ledger of its name; `words` come last and win. The first start makes
@@ -120,7 +114,7 @@ class Federation:
             DurableLedger.create(ledger)
         options = {
             "superlink": f"127.0.0.1:{self.proxy_port}",
-            "port": free_port(),
+            "port": flower_home.free_port(),
             "authority": self.authority,
             "key": self.secrets / "nodes" / f"{name}.key",
             "ledger": ledger,
@@ -140,35 +134,14 @@ class Federation:
             return "SuperNode ID" in said
 
         for name in names:
-            wait_until(lambda name=name: is_let_in(name), seconds, f"{name} is connected")  # type: ignore[misc]
+            flower_home.wait_until(lambda name=name: is_let_in(name), seconds, f"{name} is connected")  # type: ignore[misc]
 
     def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
         """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
         output = output or self.folder / name
         words = [*overrides, override("output_dir", output)]
-        self.start(f"run-{name}", flwr_run_command(self.folder / f"{name}.toml", words, app))
+        self.start(f"run-{name}", flower_home.flwr_run_command(self.folder / f"{name}.toml", words, app))
         return RunFolder(output)
-
-    def finish(self, folder: RunFolder, *, seconds: float = RUN_SECONDS) -> None:
-        """Until `flwr run` has seen the end of the run, and the run says so too."""
-        process = self.processes[f"run-{folder.path.name}"]
-        wait_until(lambda: process.poll() is not None, seconds, f"flwr run of {folder.path.name} is over")
-        wait_until(lambda: state_of(folder) not in ("", "running"), START_SECONDS, f"{folder.path.name} has ended")
-
-    def kill(self, name: str) -> None:
-        """kill -9 for a process and everything that it has started itself; what that started ends when it notices."""
-        process = self.processes.pop(name)
-        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-        for pid in (process.pid, *children):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-    def end(self, name: str) -> None:
-        """SIGTERM, and waits for the end."""
-        process = self.processes.pop(name)
-        process.terminate()
-        wait_until(lambda: process.poll() is not None, START_SECONDS, f"{name} has ended")
 
     def stop(self) -> None:
         """Ends every process of this federation, whoever started it."""

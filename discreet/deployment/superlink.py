@@ -28,6 +28,7 @@ from discreet.simulation.processes import STARTER, below, heard, listens
 logger = logging.getLogger("discreet.superlink")
 
 DATABASE = "superlink.db"
+SERVER_APP = b"flwr-serverapp"  # the program of a ServerApp, which runs below a SuperLink
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 WATCH_SECONDS = 5.0
@@ -57,20 +58,15 @@ def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
     return start(command, None, folder=None, environment=environment)
 
 
-def server_apps(ancestor: int) -> list[int]:
-    """The ServerApp processes below a process."""
-    return below(ancestor, b"flwr-serverapp")
-
-
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after them the SuperLink,
     which would wait for whoever still reads the log of a run."""
-    apps = server_apps(process.pid)
+    apps = below(process.pid, SERVER_APP)
     for pid in apps:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     with suppress(TimeoutError):
-        wait_until(lambda: not set(apps) & set(server_apps(process.pid)), APPS_SECONDS, "ServerApps have ended")
+        wait_until(lambda: {*apps}.isdisjoint(below(process.pid, SERVER_APP)), APPS_SECONDS, "ServerApps have ended")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
@@ -98,7 +94,12 @@ def main(words: Sequence[str]) -> int:
     try:
         if _answers(process, asked, port=arguments.port, authority=arguments.secrets / "ca.crt"):
             _register(arguments)
-            _watch(process, asked)
+            started = below(process.pid, STARTER)
+            while process.poll() is None and not asked.wait(WATCH_SECONDS):
+                if started and not below(process.pid, STARTER):
+                    # The SuperLink goes on without it, takes runs, and starts none: whoever started this does it again.
+                    logger.error("the SuperLink's %s has ended: no run would start any more", STARTER.decode())
+                    break
         else:
             logger.error("the SuperLink did not start")
     finally:
@@ -124,15 +125,6 @@ def _register(arguments: argparse.Namespace) -> None:
         logger.info("%s the node key %s", "registered" if new else "known already:", public_key.name)
     if arguments.ready:
         arguments.ready.touch()
-
-
-def _watch(process: subprocess.Popen[bytes], asked: threading.Event) -> None:
-    started = below(process.pid, STARTER)
-    while process.poll() is None and not asked.wait(WATCH_SECONDS):
-        if started and not below(process.pid, STARTER):
-            # The SuperLink goes on without it, takes runs, and starts none: whoever started this has to do it again.
-            logger.error("the SuperLink's %s has ended: no run would start any more", STARTER.decode())
-            return
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from discreet.data.folder import node_table
-from discreet.deployment.flower_fixes import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS, commands, hand_over
+from discreet.deployment.flower_fixes import commands, hand_over
+from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to

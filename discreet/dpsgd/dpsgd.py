@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, LoopPrivacy, Schedule, planned
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded, processes_of
 from discreet.dpsgd.step_account import account_of
-from discreet.models.models import parts_of, torch_draws_from, trainable
-from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given
+from discreet.models.models import torch_draws_from, trainable
+from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given, modules_of, parameters_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
@@ -102,7 +102,7 @@ class DPSGD:
         _check_model(model)
         self._model, self._privacy, self._target = model, privacy, target_epsilon
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        _check_optimizers(self._optimizers, model)
+        _check_optimizers(self._optimizers, parameters_of(*modules_of(model)))
         self._loss, self._is_plain = _one_value_an_example(loss)
         examples, how = loaded(dataset, collate_fn)
         of_loader = how.pop("batch_size", None)
@@ -214,7 +214,8 @@ class DPSGD:
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
         piece = self._drawn((inputs, targets))
-        _check_optimizers(self._optimizers, self._model)  # groups may have been added, and parameters frozen, since
+        parameters = parameters_of(*modules_of(self._model))
+        _check_optimizers(self._optimizers, parameters)  # groups may have been added, and parameters frozen, since
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model):
             sums = self._clipped_sums(*piece.batch)
@@ -228,16 +229,18 @@ class DPSGD:
             self._account.charge()
         self._waiting = self._sums = None
         del self._batches.drawn[piece.step]
-        self._take(sums, piece.step)
+        self._take(sums, piece.step, parameters)
         return True
 
-    def _take(self, sums: list[Tensor], step: int) -> None:
+    def _take(self, sums: list[Tensor], step: int, parameters: Sequence[nn.Parameter]) -> None:
         total, count = self._processes.added(sums)
         release = partial(self._plan.released, total, count, self._clip_norm, step=step, source=self._source)
         mean, self._clip_norm = self._processes.first(release)
-        self._model.zero_grad()  # of frozen parameters too
-        for value, part in zip(trainable(self._model), parts_of(self._model, mean), strict=True):
-            value.grad = part.to(value.dtype)
+        trained = [value for value in parameters if value.requires_grad]
+        for value in parameters:
+            value.grad = None  # of frozen parameters too
+        for value, part in zip(trained, torch.split(mean, [value.numel() for value in trained]), strict=True):
+            value.grad = part.view_as(value).to(value.dtype)
         for optimizer in self._optimizers:
             optimizer.step()
         if self.steps_taken == len(self):
@@ -333,8 +336,8 @@ def _check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: flo
         raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
 
 
-def _check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
-    """Raises ValueError if their parameters together are not the model's trainable ones, each in one of them."""
+def _check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]) -> None:
+    """Raises ValueError unless they hold the trainable ones of a model's parameters, each in one of them."""
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS | SparseAdam):
             name = type(optimizer).__name__
@@ -344,7 +347,7 @@ def _check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None
     held = set(listed)
     if len(held) < len(listed):
         raise ValueError("optimizer: two of them hold the same parameter, which would take two steps")
-    if held - {id(value) for value in model.parameters()}:
+    if held - {id(value) for value in parameters}:
         raise ValueError("optimizer: it holds parameters that are not the model's, which nothing would make private")
-    if optimizers and {id(value) for value in trainable(model)} - held:
+    if optimizers and {id(value) for value in parameters if value.requires_grad} - held:
         raise ValueError("optimizer: it does not hold all trainable parameters: freeze others by requires_grad_(False)")

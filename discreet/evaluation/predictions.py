@@ -235,28 +235,14 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
 NOTE = "on the public test set: says nothing of the clients' data that the model does not say"
 
 
-def write_indicators(run: Path) -> Path:
-    """`indicators.json` in a run folder: of the public test set.
-
-    Raises:
-      ConfigError: the run or its data can't be read.
-    """
+def write_predictions(run: Path) -> None:
+    """`predictions.csv` and `indicators.json` in a run folder, for the public test set. ConfigError: the run or its
+    data can't be read."""
     saved, test = load_model(run), task_of(run).test
-    found = indicators_of(predict(saved, test.inputs), test.targets, saved.shape.target)
+    said = predict(saved, test.inputs)
+    replace_file(run / PREDICTIONS_FILE, predictions_csv(saved, said, test.targets).encode())
+    found = indicators_of(said, test.targets, saved.shape.target)
     write_json(run / INDICATORS_FILE, {"test": {"note": NOTE, **found}})
-    return run / INDICATORS_FILE
-
-
-def write_predictions(run: Path) -> Path:
-    """`predictions.csv` in a run folder, for the public test set.
-
-    Raises:
-      ConfigError: the run or its data can't be read.
-    """
-    saved, test = load_model(run), task_of(run).test
-    text = predictions_csv(saved, predict(saved, test.inputs), test.targets)
-    replace_file(run / PREDICTIONS_FILE, text.encode())
-    return run / PREDICTIONS_FILE
 
 
 def task_of(run: Path) -> Task:

@@ -14,8 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from discreet.evaluation.private_evaluation import answers_of
-from discreet.evaluation.private_statistics import answers_by, written_statistics
+from discreet.evaluation.private_answers import answers_by, answers_of, written_statistics
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import transport_of
 from discreet.flower.server_messages import OwnMessages

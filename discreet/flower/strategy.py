@@ -39,7 +39,7 @@ from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.mechanisms.mechanism import expected_cohort
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.protocol.messages import VirtualClient
-from discreet.queries.metric_answers import metric_blocks
+from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import check_noise

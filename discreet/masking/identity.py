@@ -1,13 +1,14 @@
-"""The key that a node registered with, and the list of the others' public keys, which people compared."""
+"""The key that a node registered with, the list of the others' public keys, which people compared; and its public keys
+for one attempt, signed with the first, and what else is bound to them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,7 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from discreet.masking.wire import digest, join_named
+from discreet.masking import wire
+from discreet.masking.masks import CHECK_BYTES, KEY_BYTES, exchanged_key
+from discreet.masking.wire import TAG, MalformedBytes, Part, Terms
 
 _ECDSA = ec.ECDSA(SHA384())
 
@@ -51,7 +54,7 @@ class Identity:
         """
         data = _bytes_of(path)
         load = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
-        return cls(name, _on_p384(lambda: load(data, None), f"the private key in {path}"))
+        return cls(name, _on_p384(partial(load, data, None), f"the private key in {path}"))
 
     def sign(self, message: bytes) -> bytes:
         """ECDSA with SHA-384."""
@@ -97,7 +100,11 @@ class Directory:
             keys = {name: str(text).encode() for name, text in found.items()}
         except (ValueError, AttributeError) as error:
             raise IdentityError(f"{path} is no JSON object of names and public keys, each name once") from error
-        return cls({name: _public_key(data, f"the key of {name} in {path}") for name, data in keys.items()})
+        read = dict[str, ec.EllipticCurvePublicKey]()
+        for name, data in keys.items():
+            load = load_pem_public_key if data.lstrip().startswith(b"-----") else load_ssh_public_key
+            read[name] = _on_p384(partial(load, data), f"the key of {name} in {path}")
+        return cls(read)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,7 +115,7 @@ class Directory:
     def digest(self) -> bytes:
         """Of the names and keys: two lists have the same one if they are the same."""
         form = Encoding.X962, PublicFormat.UncompressedPoint
-        return digest(join_named({name: key.public_bytes(*form) for name, key in self.keys.items()}))
+        return wire.digest(wire.join_named({name: key.public_bytes(*form) for name, key in self.keys.items()}))
 
     def has(self, identity: Identity) -> bool:
         """True if it names this identity's public key by this identity's name."""
@@ -136,11 +143,6 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def _public_key(data: bytes, name: str) -> Any:
-    load = load_pem_public_key if data.lstrip().startswith(b"-----") else load_ssh_public_key
-    return _on_p384(lambda: load(data), name)
-
-
 def _on_p384(load: Callable[[], object], name: str) -> Any:
     try:
         key = load()
@@ -149,3 +151,78 @@ def _on_p384(load: Callable[[], object], name: str) -> Any:
     if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
         raise IdentityError(f"{name} is of another kind than EC P-384, which `scripts/certs node` makes")
     return key
+
+
+class SignedKeys(NamedTuple):
+    """The public keys of a node for one attempt; they travel as `join` has it.
+
+    Attributes:
+      sealing, masking: X25519 public keys, for shares on their way and for masks.
+      check: of its seed (`masks.seed_check`).
+      signature: over these, the place, the list of peers and the node's name.
+    """
+
+    sealing: bytes
+    masking: bytes
+    check: bytes
+    signature: bytes
+
+
+def sign_keys(identity: Identity, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]) -> SignedKeys:
+    """Signs `values`: the public keys for shares and for masks, and the seed's check."""
+    return SignedKeys(*values, identity.sign(_message(identity.name, directory, place, values)))
+
+
+def is_signed(keys: SignedKeys, name: str, *, directory: Directory, place: bytes) -> bool:
+    """True if `name` signed these keys for this place and list of peers with its key in this list."""
+    return directory.verify(name, keys.signature, _message(name, directory, place, keys[:3]))
+
+
+def _message(name: str, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]) -> bytes:
+    return wire.join(TAG + b" keys", place, directory.digest, name.encode(), *values)
+
+
+def read_keys(data: bytes) -> SignedKeys:
+    """Signed keys as they travelled; the signature is not checked. Raises MalformedBytes: the keys have other sizes,
+    or one can't be used.
+    """
+    keys = SignedKeys(*wire.split(data, 4))
+    if (len(keys.sealing), len(keys.masking), len(keys.check)) != (KEY_BYTES, KEY_BYTES, CHECK_BYTES):
+        raise MalformedBytes("public keys of another size")
+    for public in (keys.sealing, keys.masking):
+        exchanged_key(bytes(KEY_BYTES), public, b"")  # any private key finds one that gives zero
+    return keys
+
+
+def join_keys(keys: Mapping[str, SignedKeys]) -> bytes:
+    """The signed keys of several nodes, by name."""
+    return wire.join_named({name: wire.join(*each) for name, each in keys.items()})
+
+
+def split_keys(data: bytes) -> dict[str, SignedKeys]:
+    """Inverse of `join_keys`. Raises MalformedBytes: as `split_named` and `read_keys`."""
+    return {name: read_keys(each) for name, each in wire.split_named(data).items()}
+
+
+def place_of(terms: Terms, part: Part) -> bytes:
+    """The attempt, the round and the run to which everything in an attempt is bound."""
+    return wire.join(terms.encode(), wire.round_bytes(part.round), part.attempt)
+
+
+def context_of_keys(place: bytes, keys: Mapping[str, SignedKeys]) -> bytes:
+    """The digest of a place and of all signed keys in it.
+
+    Each node's own fresh keys are among them, so that nothing of another attempt fits, even if a server gives two
+    attempts one name. The server has no list of peers: through the keys it is bound to that for which they were signed.
+    """
+    return wire.digest(TAG + b" context", place, join_keys(keys))
+
+
+def context_of_vectors(context: bytes, asked: bytes) -> bytes:
+    """The context of masks, which `asked` is part of: masks of nodes that were asked differently do not cancel."""
+    return wire.digest(TAG + b" asked", context, asked)
+
+
+def survivors_message(context: bytes, alive: Iterable[str], gone: Iterable[str]) -> bytes:
+    """The message that nodes sign in the confirm stage: who is in the sum, and who shared and is not."""
+    return wire.join(TAG + b" survivors", context, wire.join_names(alive), wire.join_names(gone))

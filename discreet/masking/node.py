@@ -1,7 +1,7 @@
 """A node's side of a masked sum: bytes in, bytes out, every answer on disk before it leaves.
 
 Bonawitz et al. 2017, figure 4, with the checks against a malicious server. Added to it: an attempt's context binds all
-signed keys (`signed_keys.context_of_keys`), survivors are signed with those who are gone, and a seed has a check.
+signed keys (`identity.context_of_keys`), survivors are signed with those who are gone, and a seed has a check.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discreet.masking import masks, wire
-from discreet.masking.identity import Directory, Identity
-from discreet.masking.masks import KEY_BYTES, SEED_BYTES
-from discreet.masking.signed_keys import (
+from discreet.masking.identity import (
+    Directory,
+    Identity,
     context_of_keys,
     context_of_vectors,
     is_signed,
@@ -25,6 +25,7 @@ from discreet.masking.signed_keys import (
     split_keys,
     survivors_message,
 )
+from discreet.masking.masks import KEY_BYTES, SEED_BYTES
 from discreet.masking.store import Attempt, FolderStore, NodeState, read_state
 from discreet.masking.wire import MalformedBytes, MaskingRefused, Part, Stage, Terms
 

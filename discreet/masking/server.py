@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discreet.masking import masks, wire
+from discreet.masking.identity import SignedKeys, context_of_keys, context_of_vectors, join_keys, place_of, read_keys
 from discreet.masking.masks import KEY_BYTES, SEED_BYTES
-from discreet.masking.signed_keys import SignedKeys, context_of_keys, context_of_vectors, join_keys, place_of, read_keys
 from discreet.masking.wire import ATTEMPT_BYTES, Abandoned, MalformedBytes, Part, Stage, Terms, Words
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from discreet.masking.signed_keys import SignedKeys
+from discreet.masking.identity import SignedKeys
 from discreet.masking.wire import MOST_ROUND, MalformedBytes, MaskingRefused, Stage
 
 _CHECK_BYTES = 32

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from discreet.models.models import dropout_layers, to_train, trainable
-from discreet.per_example.functions import function_of
+from discreet.per_example.calls import function_of
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import made_up, same_chance
 
@@ -46,11 +46,6 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_read: bool = True
-
-    @property
-    def size(self) -> int:
-        """The number of values in a row."""
-        return math.prod(self.shape)
 
 
 class Reads(TorchFunctionMode):
@@ -160,7 +155,7 @@ class Rest(nn.Module):
     def made_up_rows(self, rows: Tensor) -> Tensor:
         """Rows between 0 and 1, with 0 and 1 for whole numbers and 1 alone in the last row."""
         read = [column for column in self.columns if column.is_read]
-        floats = [column.dtype == torch.float32 for column in read for _ in range(column.size)]
+        floats = [column.dtype == torch.float32 for column in read for _ in range(math.prod(column.shape))]
         whole = rows.round()
         whole[-1:] = 1
         return rows if _alone(self.columns) else torch.where(torch.tensor(floats, device=rows.device), rows, whole)
@@ -170,9 +165,10 @@ class Rest(nn.Module):
         found, at, alone = list[Tensor](), 0, _alone(self.columns)
         for column in self.columns:
             if column.is_read:
-                part = rows if alone else rows[:, at : at + column.size].reshape(len(rows), *column.shape)
+                size = math.prod(column.shape)
+                part = rows if alone else rows[:, at : at + size].reshape(len(rows), *column.shape)
                 part = part.clone()  # which the forward may overwrite
-                at += column.size
+                at += size
             else:
                 ones = (len(rows), *(1 for _ in column.shape))
                 part = (
@@ -210,18 +206,13 @@ def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
         if any(column.is_read and column.dtype not in _TYPES for column in columns):
             raise ValueError("the features are neither float32 nor whole numbers")
         for some in tried:
-            _check_same(model, nn.Sequential(part, rest), some)
+            with same_chance(some.device):
+                wanted = model(some)
+            with same_chance(some.device):
+                found = rest(part(some))
+            if not torch.allclose(found, wanted, rtol=_AGREEMENT, atol=_AGREEMENT):
+                raise ValueError("its parts give other outputs than the whole")
     return part, rest
-
-
-def _check_same(model: nn.Module, parts: nn.Module, inputs: Tensor) -> None:
-    """ValueError unless the parts give what the model gives, with the same masks of dropout."""
-    with same_chance(inputs.device):
-        wanted = model(inputs)
-    with same_chance(inputs.device):
-        found = parts(inputs)
-    if not torch.allclose(found, wanted, rtol=_AGREEMENT, atol=_AGREEMENT):
-        raise ValueError("its parts give other outputs than the whole")
 
 
 def _alone(columns: list[Column]) -> bool:
@@ -268,19 +259,13 @@ class _Seen:
             for part in self.parts:
                 yield from part.outermost(count)
 
-    def all(self) -> Iterator[_Seen]:
-        """This call and all in it."""
-        yield self
-        for part in self.parts:
-            yield from part.all()
-
 
 def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[Column], set[str]]:
     """The calls to record; the inputs and the tensors in them; and the names of layers that have other calls too."""
     calls, columns = list[Call](), [Column(tuple(inputs.shape[1:]), inputs.dtype)]
-    with _seen(model) as top, torch.no_grad():
+    with _seen(model) as every, torch.no_grad():
         model(inputs)
-    recorded = list(top.outermost(len(inputs)))
+    recorded = list(every[0].outermost(len(inputs)))
     for seen in recorded:
         found, structure = tree_flatten(seen.output)
         leaves = list[tuple[int | None, Any]]()
@@ -291,21 +276,23 @@ def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[Column
             else:
                 leaves.append((None, leaf if isinstance(leaf, bool | int | float | str) else None))
         calls.append(Call(seen.name, structure, leaves))
-    return calls, columns, {seen.name for seen in top.all() if all(seen is not each for each in recorded)}
+    return calls, columns, {seen.name for seen in every if all(seen is not each for each in recorded)}
 
 
 @contextmanager
-def _seen(model: nn.Module) -> Iterator[_Seen]:
-    """Within it each call of a layer is noted, in the call around it."""
+def _seen(model: nn.Module) -> Iterator[list[_Seen]]:
+    """Within it each call of a layer is noted, in the call around it, and behind all before it; first is that around
+    all of them."""
     names = {layer: name for name, layer in model.named_modules()}
     still = {layer for layer in names if unchanged(layer) and not trainable(layer)}
     drawing = {layer for layer in dropout_layers(model) if layer.training}
-    around, reads = [_Seen("")], Reads(trainable(model))
+    every, reads = [_Seen("")], Reads(trainable(model))
+    around = every[:]
 
     def begun(layer: nn.Module, _: Any) -> None:
         call = _Seen(names[layer])
-        around[-1].parts.append(call)
-        around.append(call)
+        for calls in (around[-1].parts, around, every):
+            calls.append(call)
         if layer in drawing:
             reads.read.add(id(layer))  # what comes after may follow from masks
 
@@ -317,7 +304,7 @@ def _seen(model: nn.Module) -> Iterator[_Seen]:
     hooks += [layer.register_forward_hook(ended) for layer in names]
     try:
         with reads:
-            yield around[0]
+            yield every
     finally:
         for hook in hooks:
             hook.remove()

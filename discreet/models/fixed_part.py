@@ -86,20 +86,21 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
     kept = Path(folder, f"{key}.npy") if folder else None
     if kept is not None and kept.exists():
         return torch.from_numpy(np.load(kept, mmap_mode="r+"))
+    unfinished = kept and kept.with_suffix(f".{os.getpid()}")
     device = next(iter((*fixed.parameters(), *fixed.buffers()))).device
     to_train(fixed)
     logger.info("the features of %d examples are computed once", len(inputs))
     table, done, said = None, 0, time.monotonic()
     for part in torch.split(inputs, batch_size):
         rows = _rows(fixed, part.to(device)).cpu()
-        table = _table((len(inputs), *rows.shape[1:]), kept) if table is None else table
+        table = _table((len(inputs), *rows.shape[1:]), unfinished) if table is None else table
         table[done : done + len(rows)] = rows
         done += len(rows)
         if time.monotonic() - said > _EVERY:
             logger.info("features of %d of %d examples", done, len(inputs))
             said = time.monotonic()
-    if kept is not None:
-        _unfinished(kept).rename(kept)
+    if kept and unfinished:
+        unfinished.rename(kept)
     assert table is not None
     return table
 
@@ -112,18 +113,14 @@ def _rows(fixed: nn.Module, inputs: Tensor) -> Tensor:
     return rows_apart(lambda some: [fixed(some)], inputs, modules)[0]
 
 
-def _table(shape: tuple[int, ...], kept: Path | None) -> Tensor:
-    """Room for features: in memory if they are few, else in a file whose name is gone at once; or in an unfinished file
-    of a node's folder."""
-    if kept is None and 4 * torch.Size(shape).numel() <= MEMORY:
+def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:
+    """Room for features: in a file of a node's folder, or else in memory if they are few, and in a file whose name is
+    gone at once if they are many."""
+    if path is None and 4 * torch.Size(shape).numel() <= MEMORY:
         return torch.empty(shape)
     with tempfile.TemporaryDirectory(prefix="discreet-") as folder:
-        path = Path(folder, "features.npy") if kept is None else _unfinished(kept)
+        path = path or Path(folder, "features.npy")
         table = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)  # an error now, and no crash later
     return torch.from_numpy(table)
-
-
-def _unfinished(kept: Path) -> Path:
-    return kept.with_suffix(f".{os.getpid()}")

@@ -37,11 +37,9 @@ def check_model(model: nn.Module) -> None:
     start; parameters that are not floats.
     """
     still = {id(layer) for layer in frozen_norms(model)}
+    how = "mixes the examples of a batch: use GroupNorm, by discreet.to_group_norm(model), or freeze its weights"
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and id(module) not in still:
-            how = (
-                "mixes the examples of a batch: use GroupNorm, by discreet.to_group_norm(model), or freeze its weights"
-            )
             raise ValueError(f"{name or 'the model'} is a {type(module).__name__}, which {how}")
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | frozen(model).keys()
     saved = [name for name in model.state_dict(keep_vars=True) if name not in known]
@@ -56,8 +54,9 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
 
 
-def check_fits(settings: ModelConfig, task: Task) -> None:
-    """Raises ValueError, naming the model and the data set, if the model of `settings` cannot learn the task.
+def check_fits(settings: ModelConfig, task: Task) -> int:
+    """The number of parameters that are trained. Raises ValueError, naming the model and the data set, if the model of
+    `settings` cannot learn the task.
 
     It is tried on three examples of the public test set, or on zeros if there is none. Text models read token ids and
     the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another shape,
@@ -77,20 +76,14 @@ def check_fits(settings: ModelConfig, task: Task) -> None:
         _try_model(name, model, task)
     except ValueError as error:
         raise ValueError(f"{error} (data.name: {task.name})") from error
-
-
-def num_params_of(settings: ModelConfig, task: Task) -> int:
-    """The number of parameters of a model that are trained for a task."""
-    return sum(parameter.numel() for parameter in trainable(model_for(settings, task.shape, seed=_TRIAL_SEED)))
+    return sum(parameter.numel() for parameter in trainable(model))
 
 
 def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
     one, other = frozen(model), frozen(again)
+    how = "other values each time it is built: load them from a file, or draw them from a seeded torch.Generator"
     for parameter in sorted(one.keys() | other.keys()):
         if parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter]):
-            how = (
-                "other values each time it is built: load them from a file, or draw them from a seeded torch.Generator"
-            )
             raise ValueError(f"model.name: {name} gives the frozen {parameter} {how}")
 
 

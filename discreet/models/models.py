@@ -12,7 +12,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from discreet.data.examples import TaskShape
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import transformer
+from discreet.per_example.objective import modules_of, parameters_of
 from discreet.per_example.recurrent import ClassesSecond, LastStep, LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.training import HF, ModelConfig
@@ -33,11 +34,10 @@ Builder = Callable[[tuple[int, ...], int], nn.Module]
 
 def _perceptron(*hidden: int) -> Builder:
     def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        widths = (math.prod(input_shape), *hidden)
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in pairwise(widths):
+        for before, after in pairwise((math.prod(input_shape), *hidden, num_classes)):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+        return nn.Sequential(*layers[:-1])
 
     return build
 
@@ -132,7 +132,14 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
     parameters; the global random generator is left as it was. Raises ValueError for an unknown name, or if the model
     cannot take the input shape, naming both.
     """
-    name, build = settings.name, _builder_of(settings, shape)
+    name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
+    build: Callable[[], nn.Module]
+    if name.startswith(HF):
+        build = partial(transformer, settings, shape)
+    elif name == LSTM:
+        build = partial(_lstm, *arguments, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
+    else:
+        build = partial(MODELS.get(name) or own_builder(name), *arguments)
     with torch.random.fork_rng(devices=[]):
         # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
         torch.default_generator.manual_seed(seed)
@@ -141,7 +148,6 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
         except MISTAKES as error:
             if (name in MODELS or name.startswith(HF)) and isinstance(error, ValueError):
                 raise
-            arguments = (shape.input_shape, shape.num_outputs)
             raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
@@ -160,15 +166,6 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             named[name].requires_grad_(False)
     if patterns and not trainable(model):
         raise ValueError(f"model.freeze: {', '.join(patterns)} leaves no parameter to train, of {', '.join(named)}")
-
-
-def _builder_of(settings: ModelConfig, shape: TaskShape) -> Callable[[], nn.Module]:
-    name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
-    if name.startswith(HF):
-        return partial(transformer, settings, shape)
-    if name == LSTM:
-        return partial(_lstm, *arguments, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
-    return partial(MODELS.get(name) or own_builder(name), *arguments)
 
 
 def own_builder(name: str, *, setting: str = "model.name") -> Builder:
@@ -198,7 +195,7 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones once, in the order of
     model.parameters(). Frozen ones (requires_grad is False) stay as the model was built."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [value for value in parameters_of(*modules_of(model)) if value.requires_grad]
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
@@ -297,20 +294,15 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
     return [layer for layer in found if getattr(layer, "dropout", 0) or getattr(layer, "p", 0)]
 
 
-@contextmanager
-def masks_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
+def masks_from(source: RandomSource, model: nn.Module) -> AbstractContextManager[None]:
     """`torch_draws_from` for a model with dropout. For another one, PyTorch's generator is not touched."""
-    if not dropout_layers(model):
-        yield
-        return
-    with torch_draws_from(source, model):
-        yield
+    return torch_draws_from(source, model) if dropout_layers(model) else nullcontext()
 
 
 @contextmanager
 def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
     """Within it, PyTorch's generators draw as `source` says: the same masks again for a seeded source, others each time
-    for a secure one. Afterwards those of the CPU and of the model's devices are as they were.
+    for a secure one. Afterwards those of the CPU and of the model's device are as they were.
 
     Masks are not noise that protects, and need not be secret for that. They are drawn independently of all data, each
     example's apart from the others', and what one example adds to a clipped sum is at most the clip norm for each fixed
@@ -318,7 +310,7 @@ def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
     who knew it could compute which masks go to which place in a batch, and places shift if an example is missing.
     """
     seed = int(source.child("dropout").words(1)[0])
-    devices = sorted({value.device.index for value in model.parameters() if value.is_cuda})
+    devices = [value.device.index for value in [next(model.parameters())] if value.is_cuda]
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         for device in devices:

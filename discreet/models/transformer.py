@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import TaskShape
 from discreet.data.targets import CLASSES, SEQUENCES
-from discreet.data.tokens import LOCAL, pretrained_folder, tokenizer_in, transformers_library
+from discreet.data.text import LOCAL, pretrained_folder, tokenizer_in, transformers_library
 from discreet.settings.training import LoraConfig, ModelConfig
 
 ADAPTER = "adapter"  # in a run folder: what peft loads

@@ -21,11 +21,7 @@ from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import ClientPolicy, budgets_of, check_policy
 from discreet.protocol.messages import TrainRequest
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
-from discreet.training.local_training import (
-    LocalSettings,
-    counted_examples,
-    settings_without_noise,
-)
+from discreet.training.local_training import LocalSettings, counted_examples, settings_without_noise
 
 ANYTHING = ClientPolicy()
 NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
@@ -68,11 +64,7 @@ def admit_one(
 
 
 def admit(
-    request: TrainRequest,
-    sizes: Mapping[str, int],
-    *,
-    accounts: Accounts | None,
-    policy: ClientPolicy = ANYTHING,
+    request: TrainRequest, sizes: Mapping[str, int], *, accounts: Accounts | None, policy: ClientPolicy = ANYTHING
 ) -> dict[str, Admitted | Refused]:
     """Checks and charges clients for one round; the charges are on disk after, in one transaction.
 

@@ -98,16 +98,16 @@ def evaluate(message: Message, context: Context) -> Message:
 def _work(message: Message, context: Context) -> RecordDict:
     if MASKING in message.content:
         _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
-        return answer_masking(message.content, context.node_config, work=lambda: _masked_work(message, context))
+
+        def work() -> MaskedWork:
+            from discreet.node.masked_work import MaskedWork
+
+            return MaskedWork.read(message.content, context.node_config)
+
+        return answer_masking(message.content, context.node_config, work=work)
     config, params = read_content(message.content)
     arrays, _, numbers = DPClient(context.node_config, context.node_id).fit([params], config)
     return encode_arrays(arrays, numbers)
-
-
-def _masked_work(message: Message, context: Context) -> MaskedWork:
-    from discreet.node.masked_work import MaskedWork
-
-    return MaskedWork.read(message.content, context.node_config)
 
 
 def answered(message: Message, work: Callable[[], RecordDict]) -> Message:

@@ -3,11 +3,9 @@ leaves."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import RecordDict
@@ -24,11 +22,6 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest, decode_request
 from discreet.queries.query import EVALUATION, query_of
 from discreet.settings.privacy import Sizes
-
-if TYPE_CHECKING:
-    pass
-
-logger = logging.getLogger("discreet.client")
 
 
 @dataclass(eq=False)

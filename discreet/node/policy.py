@@ -18,16 +18,7 @@ from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES, SECURE, USER
-from discreet.settings.rules import (
-    Count,
-    CountOrZero,
-    Probability,
-    Rule,
-    require,
-    rules,
-    section,
-    unknown,
-)
+from discreet.settings.rules import Count, CountOrZero, Probability, Rule, require, rules, section, unknown
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

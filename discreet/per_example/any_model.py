@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 from discreet.per_example.branches import Split
 from discreet.per_example.layouts import FEWEST, Unserved
 from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, batches_in, count_of, filled, rows_of
-from discreet.per_example.terms import Rows, Tape, Term
+from discreet.per_example.terms import Rows, Term
 from discreet.per_example.watch import Watch
 
 _log = logging.getLogger("discreet")
@@ -119,7 +119,7 @@ def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, module
     """
     count, rows = len(inputs), max(len(inputs), FEWEST)
     given = filled(inputs, rows)
-    watch = Watch(Tape({}, rows, 2), modules)
+    watch = Watch({}, rows, modules)
     watch.rows(given)
     try:
         with watch:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discreet.per_example.calls import Call
-from discreet.per_example.functions import COMPARED, READS
+from discreet.per_example.calls import COMPARED, READS, Call
 from discreet.per_example.layouts import CONSTANT, FIRST, PLACES, Layout, Mixed, Unserved, place
 
 TOGETHER = {"all": False, "any": True}  # of examples that answer differently

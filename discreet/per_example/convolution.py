@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from discreet.per_example.calls import Call, Rule, Ruled
+from discreet.per_example.layouts import FIRST, Mixed, Unserved, leaves
 from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, grams_are_cheaper
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
@@ -138,3 +140,71 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
         patches = geometry.patches(inputs[some])
         torch.bmm(by_group.flatten(0, 1), patches.flatten(0, 1), out=rows[some].view(-1, out // groups, width))
     return rows
+
+
+def _convolution(dims: int, *, turned: bool = False) -> Rule:
+    """A convolution; `turned`: a transposed one, in which inputs and output gradients change their parts."""
+
+    def rule(call: Call) -> Ruled:
+        inputs, weight, bias = (call.argument(at, name) for at, name in enumerate(("input", "weight", "bias")))
+        layout = call.layout(inputs)
+        if layout is None or inputs.dim() != dims + 2 or call.layout(weight) or call.layout(bias):
+            raise Unserved(call.name)
+        args = list(call.args)
+        if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
+            args[0] = inputs = _channels_last(inputs)
+        outputs = call.func(*args, **call.named)
+        if layout.dim != 0:
+            return outputs, Mixed(f"{call.name} works along the examples", surely=True)
+        held, added = call.weight(weight), call.weight(bias)
+        if turned and any(extra for extra in leaves(call.argument(5, "output_padding", default=0))):
+            raise Unserved(f"{call.name} with output_padding")
+        geometry = _geometry(call, weight.shape[2:], dims, turned=turned)
+
+        def terms(grads: Tensor) -> list[Term]:
+            values = inputs.to(grads.dtype)
+            images, others = (grads, values) if turned else (values, grads)
+            rows = others.movedim(1, -1).flatten(1, -2)
+            sums = grads.flatten(2).sum(2) if turned else rows.sum(1)
+            found = [] if added is None else added.terms(layout.summed(sums))
+            if held is None:
+                return found
+            if layout == FIRST and held.slot is not None:
+                return [weight_term(held.slot, geometry, images, rows), *found]
+            whole = layout.summed(built(geometry, images, rows))
+            return [*held.terms(whole.view(*whole.shape[:2], *geometry.kernel, -1).movedim(-1, 2)), *found]
+
+        call.note(outputs, terms, held, added)
+        return outputs, layout
+
+    return rule
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """Images (n, channels, height, width) with their channels last in memory, a single one too, which PyTorch takes
+    for one that is first."""
+    if images.shape[1] == 1:
+        return images.squeeze(1).unsqueeze(3).movedim(3, 1)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _geometry(call: Call, kernel: Sequence[int], dims: int, *, turned: bool) -> Geometry:
+    def each(place: int, name: str, default: int) -> tuple[int, ...]:
+        value = call.argument(place, name, default=default)
+        return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
+
+    stride, dilation = each(3, "stride", 1), each(7 if turned else 5, "dilation", 1)
+    groups: int = call.argument(6, "groups", default=1)
+    padding = call.argument(4, "padding", default=0)
+    if isinstance(padding, str):
+        total = [dil * (size - 1) if padding == "same" else 0 for dil, size in zip(dilation, kernel, strict=True)]
+        sides = tuple((each // 2, each - each // 2) for each in total)
+    else:
+        sides = tuple((side, side) for side in each(4, "padding", 0))
+    return Geometry(tuple(kernel), stride, dilation, sides, groups)
+
+
+CONVOLUTION_RULES: dict[str, Rule] = {
+    **{f"conv{dims}d": _convolution(dims) for dims in (1, 2, 3)},
+    **{f"conv_transpose{dims}d": _convolution(dims, turned=True) for dims in (1, 2, 3)},
+}

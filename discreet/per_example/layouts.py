@@ -9,7 +9,9 @@ not known, is a `Mixed`, with the words for it.
 
 from __future__ import annotations
 
+import operator
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,10 @@ class Layout:
         shape = (*values.shape[: self.dim], self.before, -1, self.after, *values.shape[self.dim + 1 :])
         return values.reshape(shape).movedim(self.dim + 1, 0)
 
+    def summed(self, values: Tensor) -> Tensor:
+        """The sums over what belongs to one example, from (before * n * after, ...) to (n, ...)."""
+        return values if self == FIRST else self.first(values).sum((1, 2))
+
 
 Tag = Any  # a Layout or a Mixed, or a list of them for several results
 FIRST = Layout(0)
@@ -68,6 +74,19 @@ PLACES = "places"  # known of the numbers of the examples
 UNSEEN = Mixed("a tensor that comes from elsewhere")
 BY_PLACE = "reads something by the place of an example in the batch"
 _HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+def _compared(compare: Callable[[int, int], bool]) -> Any:
+    """A comparison of a `Count`, if it has the same answer for every number of examples."""
+
+    def method(self: Count, other: object) -> bool:
+        if isinstance(other, Count):
+            return compare(self.times, other.times)
+        if isinstance(other, int) and other < FEWEST * self.times:
+            return compare(FEWEST * self.times, other)
+        raise _counted()
+
+    return method
 
 
 class Count(int):
@@ -99,35 +118,9 @@ class Count(int):
             raise _counted()
         return 0
 
-    def _known(self, other: object) -> tuple[int, int]:
-        """Two numbers that compare as these do for every number of examples."""
-        if isinstance(other, Count):
-            return self.times, other.times
-        if isinstance(other, int) and other < FEWEST * self.times:
-            return FEWEST * self.times, other
-        raise _counted()
-
-    def __eq__(self, other: object) -> bool:
-        mine, theirs = self._known(other)
-        return mine == theirs
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __lt__(self, other: int) -> bool:
-        mine, theirs = self._known(other)
-        return mine < theirs
-
-    def __gt__(self, other: int) -> bool:
-        mine, theirs = self._known(other)
-        return mine > theirs
-
-    def __le__(self, other: int) -> bool:
-        return not self > other
-
-    def __ge__(self, other: int) -> bool:
-        return not self < other
-
+    __eq__, __ne__ = _compared(operator.eq), _compared(operator.ne)
+    __lt__, __gt__ = _compared(operator.lt), _compared(operator.gt)
+    __le__, __ge__ = _compared(operator.le), _compared(operator.ge)
     __hash__ = int.__hash__
 
     def _refused(self, *_: object) -> Any:

@@ -21,28 +21,17 @@ from discreet.per_example.layouts import BY_PLACE, Count, Layout, Mixed, Tag, Un
 Check = Callable[[Call], Tag]
 
 
-def _own(value: Tensor) -> list[object]:
-    """Names for the dimensions of one tensor."""
-    return list(range(value.dim()))
-
-
-def _aligned(value: Tensor, wide: int) -> list[object]:
-    """Names as broadcasting gives them."""
+def _own(value: Tensor, wide: int | None = None) -> list[object]:
+    """Names for the dimensions of a tensor, as broadcasting to `wide` of them gives them."""
+    wide = value.dim() if wide is None else wide
     return list(range(wide - value.dim(), wide))
 
 
 def elementwise(call: Call) -> Tag:
-    wide = call.result.dim()
+    wide = (call.result if isinstance(call.result, Tensor) else call.result[0]).dim()
     if len(call.tensors) == 1 and call.tensors[0].dim() == wide:
         return call.tags[0]
-    return call.follows([(value, _aligned(value, wide)) for value in call.tensors], list(range(wide)))
-
-
-def broadcast(call: Call) -> Tag:
-    wide = call.result[0].dim()
-    return [call.follows([(value, _aligned(value, wide)) for value in call.tensors], list(range(wide)))] * len(
-        call.result
-    )
+    return call.follows([(value, _own(value, wide)) for value in call.tensors], list(range(wide)))
 
 
 def along(place: int, default: Any = None, *, keeps: bool | None = None) -> Check:
@@ -54,13 +43,13 @@ def along(place: int, default: Any = None, *, keeps: bool | None = None) -> Chec
         if call.argument(place, "dim", "dims", "axis", default=default) is None:
             return call.mixes("works on all examples together")
         dims = call.dims(value.dim(), place, "dim", "dims", "axis", default=default)
-        results = [call.result] if isinstance(call.result, Tensor) else list(call.result)
-        kept = keeps if keeps is not None else bool(results) and results[0].dim() == value.dim()
+        results = [call.result] if isinstance(call.result, Tensor) else call.result
+        kept = keeps if keeps is not None else results[0].dim() == value.dim()
         names = [(dim, "works") if dim in dims else dim for dim in _own(value) if kept or dim not in dims]
         found = call.follows([(value, _own(value))], names)
         if isinstance(found, Mixed) and call.name in ("unbind", "select"):
-            found = Mixed(f"{call.name} takes examples apart")
-        return found if isinstance(call.result, Tensor) else [found] * len(results)
+            return Mixed(f"{call.name} takes examples apart")
+        return found
 
     return check
 
@@ -70,10 +59,14 @@ def over_last(dims: int, least: int = 0) -> Check:
 
     def check(call: Call) -> Tag:
         value, layout = call.one
-        found = layout if layout.dim < value.dim() - dims - least else call.mixes()
-        return found if isinstance(call.result, Tensor) else [found] * len(call.result)
+        return layout if layout.dim < value.dim() - dims - least else call.mixes()
 
     return check
+
+
+def normed(call: Call) -> Tag:
+    """layer_norm and rms_norm, over the last dimensions."""
+    return over_last(len(call.argument(1, "normalized_shape")))(call)
 
 
 def sides_padded(call: Call) -> Tag:
@@ -85,8 +78,7 @@ def sides_padded(call: Call) -> Tag:
 def rows(call: Call) -> Tag:
     """Of tensors that have the examples, and nothing else, in the first dimension."""
     names = [(value, ["rows", *((place, id(value)) for place in range(1, value.dim()))]) for value in call.tensors]
-    found = call.follows(names, ["rows"])
-    return found if isinstance(call.result, Tensor) else [found] * len(call.result)
+    return call.follows(names, ["rows"])
 
 
 def shaped(call: Call) -> Tag:
@@ -143,11 +135,12 @@ def joined(call: Call) -> Tag:
     """cat and stack. Batches one behind the other along the examples are one batch with more before each example."""
     parts = [part for part in call.tensors if part.shape != (0,)]  # which cat leaves out
     (dim,) = call.dims(call.result.dim(), 1, "dim", "axis", default=0)
-    layouts = [call.layout(part) for part in parts]
-    if any(layout is None for layout in layouts):
+    layouts = [layout for part in parts if (layout := call.layout(part)) is not None]
+    if len(layouts) < len(parts):
         return call.mixes(BY_PLACE)
-    if call.name == "cat" and {(layout.dim, layout.after) for layout in layouts if layout} == {(dim, layouts[0].after)}:  # type: ignore[union-attr]
-        return Layout(dim, sum(layout.before for layout in layouts if layout), layouts[0].after)  # type: ignore[union-attr]
+    after = layouts[0].after
+    if call.name == "cat" and {(layout.dim, layout.after) for layout in layouts} == {(dim, after)}:
+        return Layout(dim, sum(layout.before for layout in layouts), after)
     names = _own(parts[0])
     result = [*names[:dim], "new", *names[dim:]] if call.name == "stack" else names
     return call.follows([(part, names) for part in parts], result)
@@ -212,7 +205,7 @@ def attention(call: Call) -> Tag:
     wide = call.result.dim()
     ends = {"query": "le", "key": "se", "value": "sf", "attn_mask": "ls"}
     given = [(call.argument(place, name), end) for place, (name, end) in enumerate(ends.items())]
-    parts = [(value, [*_aligned(value, wide)[:-2], *end]) for value, end in given if isinstance(value, Tensor)]
+    parts = [(value, [*_own(value, wide)[:-2], *end]) for value, end in given if isinstance(value, Tensor)]
     return call.follows(parts, [*range(wide - 2), *"lf"])
 
 
@@ -224,7 +217,7 @@ def pairs(place: int | None, default: int) -> Check:
         (dim,) = [default % wide] if place is None else call.dims(wide, place, default=default)
         kept = call.result.dim() == wide
         names = [(each, "works") if each == dim else each for each in range(wide) if kept or each != dim]
-        return call.follows([(value, _aligned(value, wide)) for value in call.tensors], names)
+        return call.follows([(value, _own(value, wide)) for value in call.tensors], names)
 
     return check
 
@@ -243,21 +236,18 @@ def gathered(call: Call) -> Tag:
     return call.follows([(value, _own(first)) for value in call.tensors], names)
 
 
+# The place of the reduction among the arguments, if it is not 2.
 _REDUCTION_AT = {
-    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd", "binary_cross_entropy"), 3),
-    "binary_cross_entropy_with_logits": 4,
-    **dict.fromkeys(("poisson_nll_loss", "multi_margin_loss"), 5),
-    **dict.fromkeys(("cosine_embedding_loss", "margin_ranking_loss"), 4),
-    "hinge_embedding_loss": 3,
-    "triplet_margin_loss": 7,
+    name: place
+    for place, names in (
+        (3, "cross_entropy_loss nll_loss nll_loss_nd binary_cross_entropy hinge_embedding_loss"),
+        (4, "binary_cross_entropy_with_logits cosine_embedding_loss margin_ranking_loss"),
+        (5, "poisson_nll_loss multi_margin_loss"),
+        (7, "triplet_margin_loss"),
+    )
+    for name in names.split()
 }
-_OF_ROWS = (
-    "multi_margin_loss",
-    "cosine_embedding_loss",
-    "margin_ranking_loss",
-    "hinge_embedding_loss",
-    "triplet_margin_loss",
-)
+_OF_ROWS = "multi_margin_loss cosine_embedding_loss margin_ranking_loss hinge_embedding_loss triplet_margin_loss"
 
 
 def loss(call: Call) -> Tag:
@@ -265,13 +255,13 @@ def loss(call: Call) -> Tag:
     at = _REDUCTION_AT.get(call.name, 2)
     if call.argument(at, "reduction", default=1) not in (0, "none"):
         return call.mixes("reduces over examples")
-    if call.name in _OF_ROWS:
+    if call.name in _OF_ROWS.split():
         return rows(call)
     given, wanted, *others = call.args[:at]
     own = _own(given) if wanted.dim() == given.dim() else [0, *_own(given)[2:]]
     parts = [(given, _own(given)), (wanted, own)]
     if call.name.startswith("binary"):  # its weights are those of elements, and not of classes
-        parts += [(each, _aligned(each, given.dim())) for each in others if isinstance(each, Tensor)]
+        parts += [(each, _own(each, given.dim())) for each in others if isinstance(each, Tensor)]
     return call.follows(parts, own if call.result.dim() == len(own) else _own(given))
 
 
@@ -289,12 +279,8 @@ def picked(call: Call) -> Tag:
     """Part of a tensor by an index, in which there may be the numbers of the examples."""
     value, index = call.args[0], _whole_index(*call.args)
     layout, spots = call.layout(value), [place for place, part in enumerate(index) if isinstance(part, Tensor)]
-    apart = (
-        spots != list(range(spots[0], spots[-1] + 1)) or any(isinstance(part, int) for part in index)
-        if spots
-        else False
-    )
-    if apart or not all(part is None or type(part) in (int, slice) or isinstance(part, Tensor) for part in index):
+    is_apart = spots and (spots[-1] - spots[0] >= len(spots) or any(isinstance(part, int) for part in index))
+    if is_apart or not all(part is None or type(part) in (int, slice) or isinstance(part, Tensor) for part in index):
         return Mixed("an index of an unusual form")
     if any(isinstance(part, Tensor) and part.dtype is torch.bool for part in index):
         return Mixed("a mask picks entries")
@@ -353,7 +339,7 @@ _ELEMENTWISE = (
     "logsigmoid mish tanhshrink softshrink hardshrink threshold heaviside prelu rrelu "
     "contiguous clone detach float double half bfloat16 type type_as to long int bool byte short cpu cuda "
     "requires_grad alias data real positive zeros_like ones_like full_like empty_like rand_like randn_like bernoulli "
-    "fill zero normal uniform exponential dropout alpha_dropout copy"
+    "fill zero normal uniform exponential dropout alpha_dropout copy broadcast_tensors"
 )
 _BY_NAMES: list[tuple[str, Check]] = [
     (_ELEMENTWISE, elementwise),
@@ -379,6 +365,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
     ("max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices upsample_nearest3d "
      "upsample_trilinear3d", over_last(3, least=1)),
     ("pad", sides_padded),
+    ("layer_norm rms_norm", normed),
     ("unfold", along(1, keeps=True)),
     ("im2col col2im channel_shuffle feature_dropout feature_alpha_dropout max_unpool2d max_unpool3d "
      "fractional_max_pool2d fractional_max_pool3d", rows),
@@ -391,8 +378,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
     ("gather scatter scatter_add take_along_dim index_select", gathered),
     ("cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
      "binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss", loss),
-    (" ".join(_OF_ROWS), loss),
-    ("broadcast_tensors", broadcast),
+    (_OF_ROWS, loss),
     ("ctc_loss", ctc),
 ]  # fmt: skip
 CHECKS: dict[str, Check] = {name: check for names, check in _BY_NAMES for name in names.split()}

@@ -7,17 +7,20 @@ batch gives, that answer is given for every batch: the question chooses among wa
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.any_model import plain_gradient
 from discreet.per_example.branches import Question, Split
-from discreet.per_example.combined import combined
+from discreet.per_example.convolution import Convolved
 from discreet.per_example.layouts import FEWEST, FIRST, MixesExamples, Unserved
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -31,7 +34,7 @@ from discreet.per_example.objective import (
     one_each,
     rows_of,
 )
-from discreet.per_example.terms import Parts, Tape, Term, Use
+from discreet.per_example.terms import Lookup, Outer, Pair, Parts, Rows, Slot, Term, Tied
 from discreet.per_example.trial import (
     AGREEMENT,
     COARSE_AGREEMENT,
@@ -100,8 +103,7 @@ def one_pass(
       Unserved: it can't be shown that each example goes through the model alone.
       Split: a branch of the forward asks for examples that answer alike.
     """
-    tape = Tape(objective.slots, count_of(inputs), objective.order)
-    watch = Watch(tape, objective.modules, counts=counts)
+    watch = Watch(objective.slots, count_of(inputs), objective.modules, counts=counts)
     watch.settled = settled
     try:
         outputs, losses = _watched(objective, watch, inputs, targets)
@@ -113,11 +115,12 @@ def one_pass(
         except Unserved as found:
             raise (first if isinstance(first, Unserved) else found) from first
     source = outputs if losses is None else losses
-    if not tape.uses or not source.requires_grad:
+    if not watch.uses or not source.requires_grad:
         return []
-    pairs = zip(tape.uses, _output_gradients(objective, outputs, losses, targets, tape.uses), strict=True)
-    terms = [term for use, grads in pairs if grads is not None for term in use.terms(grads.to(objective.dtype))]
-    return combined(terms, objective.order)
+    edges = [edge for edge, _ in watch.uses]
+    pairs = zip(watch.uses, _output_gradients(objective, outputs, losses, targets, edges), strict=True)
+    held = [term for (_, terms), grads in pairs if grads is not None for term in terms(grads.to(objective.dtype))]
+    return combined(held, objective.order)
 
 
 def _watched(objective: Objective, watch: Watch, inputs: Tree, targets: Tree) -> tuple[Any, Tensor | None]:
@@ -135,10 +138,9 @@ def _watched(objective: Objective, watch: Watch, inputs: Tree, targets: Tree) ->
 
 
 def _output_gradients(
-    objective: Objective, outputs: Any, losses: Tensor | None, targets: Tree, uses: Sequence[Use]
+    objective: Objective, outputs: Any, losses: Tensor | None, targets: Tree, edges: Sequence[GradientEdge]
 ) -> Sequence[Tensor | None]:
     """The gradient of LOSS_SCALE times the loss at the outputs of each use."""
-    edges = [use.edge for use in uses]
     if losses is None and objective.has_known_gradient(targets) and outputs.dim() == 2:
         return torch.autograd.grad(outputs, edges, logit_gradients(outputs, targets), allow_unused=True)
     if losses is None:
@@ -231,3 +233,63 @@ def _rows(objective: Objective, parts: Iterable[Part]) -> list[Parts]:
             for term in part.terms:
                 term.add_to(found[place], chosen, 1.0)
     return found
+
+
+def combined(terms: list[Term], order: int) -> list[Term]:
+    """Terms of which no two are of one parameter: a parameter that is used several times has one gradient. The list is
+    emptied: what several terms hold is let go of when they are one."""
+    uses = Counter(slot.index for term in terms for slot in slots_of(term))
+    found: list[Term] = []
+    shared = defaultdict[int, list[Any]](list)
+    while terms:
+        term = terms.pop()
+        if all(uses[slot.index] == 1 for slot in slots_of(term)):
+            found.append(term.cheapest(order) if isinstance(term, Outer | Convolved) else term)
+            continue
+        for part in _apart(term):
+            shared[part.slot.index].append(part)
+    del term
+    while shared:
+        found.append(_one(shared.popitem()[1], order))
+    return found[::-1]
+
+
+def slots_of(term: Any) -> list[Slot]:
+    """The parameters that a term is of."""
+    slots = [term.weight, term.bias] if isinstance(term, Pair) else [term.slot]
+    return [slot for slot in slots if slot is not None]
+
+
+def _apart(term: Any) -> list[Any]:
+    """A term as terms of one parameter each."""
+    if not isinstance(term, Pair):
+        return [term]
+    bias = [] if term.bias is None else [Rows(term.bias, term.grads)]
+    weight = None if term.weight is None else Outer(term.weight, term.inputs.unsqueeze(1), term.grads.unsqueeze(1))
+    return bias if weight is None else [weight, *bias]
+
+
+def _one(parts: list[Any], order: int) -> Term:
+    """The sum of several terms of one parameter."""
+    if all(type(part) is Convolved for part in parts) and len({part.call for part in parts}) == 1:
+        inputs, grads = (torch.cat([getattr(part, name) for part in parts], 1) for name in ("inputs", "grads"))
+        return replace(parts[0], inputs=inputs, grads=grads).cheapest(order)  # type: ignore[no-any-return]
+    parts = [part.outer() if type(part) is Convolved else part for part in parts]
+    outers, lookups = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
+    slot = parts[0].slot
+    joined: list[Any] = []
+    if outers:
+        inputs, grads = (torch.cat([getattr(part, name) for part in outers], 1) for name in ("inputs", "grads"))
+        joined.append(Outer(slot, inputs, grads))
+    if lookups:
+        ids, grads = (torch.cat([getattr(part, name) for part in lookups], 1) for name in ("ids", "grads"))
+        joined.append(Lookup(slot, ids, grads))
+    rest = [part for part in parts if type(part) is Rows]
+    if not rest:
+        if len(joined) == 2:
+            return Tied(lookup=joined[1], outer=joined[0])
+        return joined[0].cheapest(order) if outers else joined[0]  # type: ignore[no-any-return]
+    rest += [part.built() for part in joined]
+    if len({part.slot for part in rest}) > 1:
+        rest, slot = [Rows(slot, part.slot.plain(part.values)) for part in rest], replace(slot, kernel_last=False)
+    return Rows(slot, reduce(Tensor.add, (part.values.reshape(rest[0].values.shape) for part in rest)))

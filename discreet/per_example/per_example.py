@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.per_example.any_model import built_terms
-from discreet.per_example.combined import combined
 from discreet.per_example.layouts import FEWEST, Unserved
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -35,7 +34,7 @@ from discreet.per_example.objective import (
     objective_of,
     rows_of,
 )
-from discreet.per_example.passes import Part, Questions, passes, tried
+from discreet.per_example.passes import Part, Questions, combined, passes, tried
 from discreet.per_example.perceptron import perceptron, perceptron_terms
 from discreet.per_example.terms import Term, without
 from discreet.per_example.trial import check_layers, try_out, unmoved

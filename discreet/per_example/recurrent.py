@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-from discreet.per_example.calls import Call
+from discreet.per_example.calls import Call, Rule, Ruled
 from discreet.per_example.layouts import CONSTANT, Layout, Unserved
 from discreet.per_example.terms import Term
-from discreet.per_example.weights import Rule, Ruled, product_terms
+from discreet.per_example.weights import product_terms
 
 State = tuple[Tensor, ...]  # hidden, and for an LSTM the cell
 

@@ -5,21 +5,19 @@ add to each example's norm, and it adds their weighted sum to the parameter's pa
 product the gradient of example i is B_i^T A_i, with A the layer's inputs and B the gradients at its outputs, so its
 norm needs no gradient: ||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
 ||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679, section 4). The sums then
-use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038). The tape of a forward pass notes where each B will
-appear.
+use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 # The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower
 # routine with pairwise rounding.
@@ -304,42 +302,3 @@ class Tied:
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         self.lookup.add_to(parts, weights, factor)
         self.outer.add_to(parts, weights, factor)
-
-
-Terms = Callable[[Tensor], list[Term]]
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One layer call: where its output gradient appears, and the terms that follow from that gradient.
-
-    The edge is taken when the layer returns, so that an in-place activation after it does not move it.
-    """
-
-    edge: GradientEdge
-    terms: Terms
-
-
-@dataclass(slots=True)
-class Tape:
-    """The layer calls of one forward pass over `count` examples, for norms of one order.
-
-    Attributes:
-      slots: the place of each trainable parameter, by identity.
-      merged: makes terms of gradients of examples, if these are rows of another kind.
-    """
-
-    slots: Mapping[int, Slot]
-    count: int
-    order: int
-    uses: list[Use] = field(default_factory=list)
-    merged: Callable[[list[Term]], list[Term]] | None = None
-
-    def slot(self, parameter: Tensor | None) -> Slot | None:
-        """The parameter's place in the flat vector; None for a frozen one and for no parameter at all."""
-        return self.slots.get(id(parameter))
-
-    def add(self, outputs: Tensor, terms: Terms) -> None:
-        """Notes a call with trainable parameters and these outputs, (n, ...)."""
-        merged = self.merged
-        self.uses.append(Use(get_gradient_edge(outputs), (lambda g: merged(terms(g))) if merged else terms))

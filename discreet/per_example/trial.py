@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside, redispatch
+from discreet.per_example.calls import DROPPING, FILLING, RECURRENT, called_inside, redispatch
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.layouts import Unserved
 from discreet.per_example.objective import Loss, Objective, Tree, mapped, rows_of

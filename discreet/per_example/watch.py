@@ -2,16 +2,16 @@
 
 The model is called once on the whole batch, under a `TorchFunctionMode`, which sees every function and method of
 PyTorch with its real arguments. Each tensor of the examples has a layout (`layouts.py`), and each operation says what
-layout its result has, or that it mixes examples. Functions that read trainable parameters note on a tape what gives the
-parameter's part of each example's gradient (`weights.py`). So asserts, shapes, tuples, loops over positions and layers
-inside layers are PyTorch's own business, and nothing is traced.
+layout its result has, or that it mixes examples. Functions that read trainable parameters note what gives their part of
+each example's gradient (`weights.py`). So asserts, shapes, tuples, loops over positions and layers inside layers are
+PyTorch's own business, and nothing is traced.
 
 What is known of a value:
 
 - a `Layout`: it follows from the examples, each entry from its own example;
 - `CONSTANT`: it follows from no example and no trainable parameter; or a `Weight`: from parameters alone;
 - `PLACES`: the numbers of the examples, 0 to n - 1, which may only pick something in each example;
-- `Ragged`, `Numbers`: it has rows of nodes or edges, or numbers of such rows (`rows.py`);
+- `Ragged`, `Numbers`: it has rows of nodes or edges, or numbers of such rows (`graphs.py`);
 - `Answers`: a number for each example, such as `mask.all()` gives for each alone. A branch on it asks for examples that
   answer alike (`Split`), unless it has one answer whatever the batch is. Which examples run together moves the places
   at which dropout draws for them, as a missing example does: no branch may read what was drawn;
@@ -24,19 +24,19 @@ trial on made-up examples, against each of them alone, is for that (`passes.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Self
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.branches import LENGTHS, TOGETHER, Answers, Question, answered, number_of_examples, of_lengths
-from discreet.per_example.calls import Call, Weight
-from discreet.per_example.functions import (
+from discreet.per_example.calls import (
     COPYING,
     DRAWING,
     FILLED,
@@ -45,12 +45,15 @@ from discreet.per_example.functions import (
     RECURRENT,
     SHAPING,
     SIZES,
+    Call,
     Function,
+    Weight,
     called_inside,
     function_of,
     redispatch,
+    signature,
 )
-from discreet.per_example.graphs import Graphs
+from discreet.per_example.graphs import STRAY, Graphs, Numbers, Owners, Ragged, kind_of, moved, note_graphs
 from discreet.per_example.layouts import (
     CONSTANT,
     FIRST,
@@ -65,21 +68,24 @@ from discreet.per_example.layouts import (
     placed,
     refusal,
 )
-from discreet.per_example.norms import NORM_RULES
 from discreet.per_example.objective import batches_in
 from discreet.per_example.operations import CHECKS
 from discreet.per_example.recurrent import RECURRENT_RULES
-from discreet.per_example.rows import STRAY, Numbers, Owners, Ragged, kind_of, moved, note_graphs
-from discreet.per_example.terms import Rows, Tape
+from discreet.per_example.terms import Rows, Slot, Term
 from discreet.per_example.trial import only_known_derivatives, tensors_of, writes
-from discreet.per_example.weights import WEIGHT_RULES, derived, with_copies
+from discreet.per_example.weights import WEIGHT_RULES, derived, repeated_for_each, with_copies
 
-RULES = {**WEIGHT_RULES, **NORM_RULES, **RECURRENT_RULES}
+RULES = {**WEIGHT_RULES, **RECURRENT_RULES}
+Terms = Callable[[Tensor], list[Term]]
+Use = tuple[GradientEdge, Terms]
 _OF_MODULES = frozenset(nn.Module().__dict__)
+_layouts: dict[Any, Layout] = {}  # of results, by the `signature` of the call: what is found once holds for each pass
 
 
 class Watch(TorchFunctionMode):
-    """Watches one forward pass of a model, whose modules these are, over the `tape.count` examples of a batch.
+    """Watches one forward pass of a model, whose modules these are, over the `count` examples of a batch.
+    `slots`: of trainable parameters, by identity. `uses`: where output gradients will appear, and the terms that follow
+    from them.
 
     `counts`: once the forward has asked for `len(x)`, which is a plain number, a new tensor of that size has a row for
     each example: `lengths` has such numbers, and what their rows are. `counted` are those that a new tensor had, which
@@ -91,10 +97,12 @@ class Watch(TorchFunctionMode):
     settled: Collection[Question] = ()
     questions = 0
 
-    def __init__(self, tape: Tape, modules: Sequence[nn.Module], *, counts: bool = True) -> None:
+    def __init__(
+        self, slots: Mapping[int, Slot], count: int, modules: Sequence[nn.Module], *, counts: bool = True
+    ) -> None:
         super().__init__()
         self.counts, self.lengths, self.counted = counts, dict[int, Any](), list[int]()
-        self.tape, self.count = tape, tape.count
+        self.slots, self.count, self.uses = slots, count, list[Use]()
         self.owners: Owners | None = None
         self.kinds = dict[object, Any]()
         self.inner: Any = None
@@ -129,7 +137,7 @@ class Watch(TorchFunctionMode):
             self._look_at_attributes()
             tag = self.known.get(id(value), UNSEEN)
         if tag is None:
-            slot = self.tape.slot(value)
+            slot = self.slots.get(id(value))
             tag = CONSTANT if slot is None else Weight(slot, lambda grads: [Rows(slot, grads)], (value,))
             self.known[id(value)] = tag
         return tag
@@ -157,11 +165,16 @@ class Watch(TorchFunctionMode):
                 self.give(part, FIRST)
         self.read += [(ref(value), value._version) for value in tree_leaves(inputs) if isinstance(value, Tensor)]
 
+    def note(self, outputs: Tensor, terms: Terms) -> None:
+        """Notes a use of trainable parameters with these outputs. Their edge is taken now, so that an in-place
+        activation after it does not move it."""
+        merged = self.owners.merged if self.owners else None
+        self.uses.append((get_gradient_edge(outputs), (lambda grads: merged(terms(grads))) if merged else terms))
+
     def kind_of_rows(self, owners: Tensor) -> Self:
         """A kind of rows that belong to these examples, (rows,)."""
         kind = copy(self)
         kind.owners, kind.count, kind.token = Owners(owners, self.count), len(owners), object()
-        kind.tape = Tape(self.tape.slots, len(owners), self.tape.order, self.tape.uses, kind.owners.merged)
         self.kinds |= {self.token: self, kind.token: kind}
         return kind
 
@@ -206,10 +219,23 @@ class Watch(TorchFunctionMode):
             tag = self.tag(args[0]) if function.name in SIZES else None
             if isinstance(tag, Ragged | Numbers):
                 self.lengths[tag.kind.count] = tag.kind
-            is_size = isinstance(tag, Layout)
-            return self._size(Call(self, func, function.name, args, named)) if is_size else func(*args, **named)
-        if function.name in LIKE and isinstance(self.tag(args[-1]), Layout):
-            size = self._size(Call(self, func, "shape", args[-1:], {}))
+            if isinstance(tag, Layout):
+                return self._size(function.name, args[0], tag, args[1] if len(args) > 1 else named.get("dim"))
+            return func(*args, **named)
+        key = signature(self, func, args, named)
+        if key in _layouts:
+            return self.give(func(*args, **named), _layouts[key])
+        result = self._called(func, types, args, named)
+        if key is not None and isinstance(result, Tensor) and isinstance(tag := self.tag(result), Layout):
+            if len(_layouts) >= 4096:
+                _layouts.clear()
+            _layouts[key] = tag
+        return result
+
+    def _called(self, func: Any, types: Iterable[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        function = function_of(func)
+        if function.name in LIKE and isinstance(tag := self.tag(args[-1]), Layout):
+            size = self._size("shape", args[-1], tag)
             func, args = getattr(Tensor, function.name.removesuffix("_as")), (args[0], size)
             function = function_of(func)
         call = Call(self, func, function.name, args, named)
@@ -235,7 +261,7 @@ class Watch(TorchFunctionMode):
     def _constant(self, call: Call, function: Function) -> Any:
         """Calls a function that reads nothing of the examples."""
         if call.counted and call.name in COPYING:
-            return self._copied(call)
+            return self.give(*repeated_for_each(call))
         if call.tensors and (function.writes or call.name == "numpy"):
             memory = call.tensors[0].untyped_storage().data_ptr()
             if any(memory == value.untyped_storage().data_ptr() for value, _ in self.held):
@@ -271,44 +297,18 @@ class Watch(TorchFunctionMode):
             return kind.give(value, Layout(counts[0], times, drawn=call.name in DRAWING))
         return self.give(value, Mixed(f"{call.name} counts examples{place()}"))
 
-    def _copied(self, call: Call) -> Tensor:
-        """A constant or a parameter that is repeated for each example."""
-        value, tag, sizes = call.tensors[0], call.tags[0], list(leaves(call.args[1:]))
-        counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count) and size.times == 1]
-        spot, more = (counts or [-1])[0], len(sizes) - value.dim()
-        if len(counts) != 1 or call.named or (spot >= more and value.shape[spot - more] != 1):
-            raise Unserved(f"{call.name} counts examples{place()}")
-        if isinstance(tag, Weight):
-            value = self.copies(value, tag, place=spot - more)
-            sizes[spot] = 1 if call.name in ("repeat", "tile") else self.count
-        result: Tensor = getattr(value, call.name)(*sizes)
-        return self.give(result, Layout(spot))
-
-    def copies(self, value: Tensor, weight: Weight, *, place: int = -1) -> Tensor:
-        """A copy of a parameter for each example, whose gradients are those of the parameter by example.
-
-        `place`: of the examples among the dimensions of the value, which has size 1 there; or before them if it is
-        negative: -1 directly, -2 with a dimension of size 1 between, and so on.
-        """
-        one = value.squeeze(place) if place >= 0 else value
-        copies = one.detach().expand(self.count, *one.shape).requires_grad_()
-        self.tape.add(copies, weight.reshaped(value.shape).terms)
-        ones = [1] * (-place - 1)
-        return copies.movedim(0, place) if place >= 0 else copies.reshape(self.count, *ones, *one.shape)
-
-    def _size(self, call: Call) -> Any:
-        value, layout = call.one
-        if call.name in ("numel", "nelement"):
+    def _size(self, name: str, value: Tensor, layout: Layout, dim: int | None = None) -> Any:
+        """A fact of SIZES, in which a number counts the examples."""
+        if name in ("numel", "nelement"):
             return Count(value.numel() // self.count, self.count)
         counted = Count(layout.before * layout.after, self.count)
         shape = torch.Size([*value.shape[: layout.dim], counted, *value.shape[layout.dim + 1 :]])
-        dim = call.argument(1, "dim")
         return shape if dim is None else shape[dim]
 
     def _ruled(self, call: Call) -> Any:
-        before = len(self.tape.uses)
+        before = len(self.uses)
         result, tags = RULES[call.name](call)
-        if len(self.tape.uses) > before:
+        if len(self.uses) > before:
             self.read += [(ref(value), value._version) for value in call.tensors if call.layout(value)]
         return self.results(result, tags, drawn=call.drawn or (call.name in RECURRENT and bool(call.args[5])))
 

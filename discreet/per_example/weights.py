@@ -8,19 +8,20 @@ example, and the gradients of the copies are built.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from discreet.per_example.calls import Call, Weight
-from discreet.per_example.convolution import Geometry, built, weight_term
-from discreet.per_example.layouts import FIRST, Layout, Mixed, Unserved, leaves, place
+from discreet.per_example.calls import Call, Rule, Ruled, Weight
+from discreet.per_example.convolution import CONVOLUTION_RULES
+from discreet.per_example.layouts import FIRST, Count, Layout, Mixed, Unserved, leaves, place
 from discreet.per_example.operations import CHECKS, einsum_names, matrix_names
 from discreet.per_example.terms import Lookup, Outer, Pair, Slot, Term
 
-Ruled = tuple[Any, Any]  # the result, and what is known of it
-Rule = Callable[[Call], Ruled]
+Gather = Callable[[Tensor], Tensor]
 
 
 def _positions(layout: Layout, values: Tensor) -> Tensor:
@@ -120,80 +121,13 @@ def _einsum_of(call: Call, labels: Sequence[str], result: str, parts: Sequence[T
         if call.layout(part) is None and letter in names:
             raise Unserved(f"{call.name} reads a parameter by the place of an example")
         named.append(letter + names if weight else names)
-        given.append(call.watch.copies(part, weight) if weight else part)
+        given.append(copies(call, part, weight) if weight else part)
     return torch.einsum(",".join(named) + "->" + result, *given), Layout(result.index(letter))
 
 
 def _checked(call: Call) -> Ruled:
     """A function without parameters: what the layouts of its arguments say."""
     return call.run(), CHECKS[call.name](call)
-
-
-def _convolution(dims: int, *, turned: bool = False) -> Rule:
-    """A convolution; `turned`: a transposed one, in which inputs and output gradients change their parts."""
-
-    def rule(call: Call) -> Ruled:
-        inputs, weight, bias = (call.argument(at, name) for at, name in enumerate(("input", "weight", "bias")))
-        layout = call.layout(inputs)
-        if layout is None or inputs.dim() != dims + 2 or call.layout(weight) or call.layout(bias):
-            raise Unserved(call.name)
-        args = list(call.args)
-        if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
-            args[0] = inputs = _channels_last(inputs)
-        outputs = call.func(*args, **call.named)
-        if layout.dim != 0:
-            return outputs, Mixed(f"{call.name} works along the examples", surely=True)
-        held, added = call.weight(weight), call.weight(bias)
-        if turned and any(extra for extra in leaves(call.argument(5, "output_padding", default=0))):
-            raise Unserved(f"{call.name} with output_padding")
-        geometry = _geometry(call, weight.shape[2:], dims, turned=turned)
-
-        def terms(grads: Tensor) -> list[Term]:
-            values = inputs.to(grads.dtype)
-            images, others = (grads, values) if turned else (values, grads)
-            rows = others.movedim(1, -1).flatten(1, -2)
-            sums = grads.flatten(2).sum(2) if turned else rows.sum(1)
-            found = [] if added is None else added.terms(summed(layout, sums))
-            if held is None:
-                return found
-            if layout == FIRST and held.slot is not None:
-                return [weight_term(held.slot, geometry, images, rows), *found]
-            whole = summed(layout, built(geometry, images, rows))
-            return [*held.terms(whole.view(*whole.shape[:2], *geometry.kernel, -1).movedim(-1, 2)), *found]
-
-        call.note(outputs, terms, held, added)
-        return outputs, layout
-
-    return rule
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    """Images (n, channels, height, width) with their channels last in memory, a single one too, which PyTorch takes
-    for one that is first."""
-    if images.shape[1] == 1:
-        return images.squeeze(1).unsqueeze(3).movedim(3, 1)
-    return images.contiguous(memory_format=torch.channels_last)
-
-
-def summed(layout: Layout, values: Tensor) -> Tensor:
-    """The sums over what belongs to one example, from (before * n * after, ...) to (n, ...)."""
-    return values if layout == FIRST else layout.first(values).sum((1, 2))
-
-
-def _geometry(call: Call, kernel: Sequence[int], dims: int, *, turned: bool) -> Geometry:
-    def each(place: int, name: str, default: int) -> tuple[int, ...]:
-        value = call.argument(place, name, default=default)
-        return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
-
-    stride, dilation = each(3, "stride", 1), each(7 if turned else 5, "dilation", 1)
-    groups: int = call.argument(6, "groups", default=1)
-    padding = call.argument(4, "padding", default=0)
-    if isinstance(padding, str):
-        total = [dil * (size - 1) if padding == "same" else 0 for dil, size in zip(dilation, kernel, strict=True)]
-        sides = tuple((each // 2, each - each // 2) for each in total)
-    else:
-        sides = tuple((side, side) for side in each(4, "padding", 0))
-    return Geometry(tuple(kernel), stride, dilation, sides, groups)
 
 
 def looked_up(weight: Weight, ids: Tensor, padding: int) -> Weight:
@@ -244,16 +178,138 @@ def _embedding_bag(call: Call) -> Ruled:
     return outputs, layout
 
 
+def _scaled(call: Call, outputs: Tensor, scales: Sequence[Any], normal: Callable[[], Tensor], gather: Gather) -> Ruled:
+    """Notes outputs = normal * weight + bias. `gather`: sums the positions at which an example uses an entry."""
+    held, added = map(call.weight, scales)
+
+    def terms(grads: Tensor) -> list[Term]:
+        found = [] if held is None else held.terms(gather(grads * normal()))
+        return found if added is None else [*found, *added.terms(gather(grads))]
+
+    call.note(outputs, terms, held, added)
+    return outputs, call.layout(call.argument(0, "input"))
+
+
+def _layer_norm(call: Call) -> Ruled:
+    inputs, shape, weight = (call.argument(at, name) for at, name in enumerate(("input", "shape", "weight")))
+    whole, layout, dims = call.name == "layer_norm", call.layout(inputs), len(list(shape))
+    bias, eps = (call.argument(3, "bias"), call.argument(4, "eps", default=1e-5)) if whole else (None, 0.0)
+    if layout is None or call.layout(weight):
+        raise Unserved(call.name)
+    if layout.dim >= inputs.dim() - dims or (call.weight(weight) is None and call.weight(bias) is None):
+        return _checked(call)
+    if whole:
+        normal = functional.layer_norm(inputs, list(shape), eps=eps)
+    else:
+        normal = functional.rms_norm(inputs, list(shape), eps=call.argument(3, "eps"))
+    outputs = normal
+    if weight is not None:  # by itself: the gradient needs what comes before
+        outputs = normal * weight if bias is None else torch.addcmul(bias, normal, weight)
+
+    def gather(values: Tensor) -> Tensor:
+        values = layout.first(values)
+        positions = tuple(range(1, values.dim() - dims))
+        return values.sum(positions) if positions else values
+
+    return _scaled(call, outputs, (weight, bias), lambda: normal, gather)
+
+
+def _channels(values: Tensor) -> Tensor:
+    """(N, channels, space...) -> (N, channels)."""
+    return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
+
+
+def _group_norm(call: Call) -> Ruled:
+    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
+    a second time."""
+    inputs, groups, weight, bias = (
+        call.argument(at, name) for at, name in enumerate(("input", "num_groups", "weight", "bias"))
+    )
+    layout = call.layout(inputs)
+    if layout is None or layout.dim != 0 or call.layout(weight):
+        raise Unserved(call.name)
+    count, channels = inputs.shape[:2]
+    last = inputs.dim() == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=torch.channels_last)
+    inputs = inputs if last else inputs.contiguous()
+    positions, eps = inputs[0, 0].numel(), call.argument(4, "eps", default=1e-5)
+    outputs, mean, scale = torch.native_group_norm(inputs, weight, bias, count, channels, positions, groups, eps)
+    held, added = call.weight(weight), call.weight(bias)
+
+    def terms(grads: Tensor) -> list[Term]:
+        sums = _channels(grads)
+        found = [] if added is None else added.terms(layout.summed(sums))
+        if held is None:
+            return found
+        products, shifts = (value.view(count, groups, -1) for value in (_channels(grads * inputs), sums))
+        rows = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(count, channels)
+        return [*held.terms(layout.summed(rows)), *found]
+
+    call.note(outputs, terms, held, added)
+    return outputs, layout
+
+
+def _channel_norm(call: Call) -> Ruled:
+    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training")
+    inputs, weight, bias, mean, variance, training = (call.argument(at, name) for at, name in enumerate(names))
+    eps, batch, layout = call.argument(7, "eps"), call.name == "batch_norm", call.layout(inputs)
+    if layout is None or layout.dim != 0 or call.layout(weight):
+        raise Unserved(call.name)
+    if training and (batch or mean is not None):
+        return call.run(), Mixed(f"{call.name} in training mode", surely=True)
+    run: Any = functional.batch_norm if batch else partial(functional.instance_norm, use_input_stats=training)
+
+    def normal() -> Tensor:
+        return run(inputs, mean, variance, eps=eps)  # type: ignore[no-any-return]
+
+    return _scaled(call, call.run(), (weight, bias), normal, lambda values: layout.summed(_channels(values)))
+
+
+def _prelu(call: Call) -> Ruled:
+    inputs, weight = call.args
+    shape = [1] * (inputs.dim() - 1) if weight.numel() == 1 else [-1, *[1] * (inputs.dim() - 2)]
+    return call.watched(lambda: torch.where(inputs > 0, inputs, inputs * weight.view(shape)))
+
+
 WEIGHT_RULES: dict[str, Rule] = {
     "linear": _linear,
     **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
     "addmm": _addmm,
     "einsum": _einsum,
-    **{f"conv{dims}d": _convolution(dims) for dims in (1, 2, 3)},
-    **{f"conv_transpose{dims}d": _convolution(dims, turned=True) for dims in (1, 2, 3)},
+    **CONVOLUTION_RULES,
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
+    **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
+    "group_norm": _group_norm,
+    **dict.fromkeys(("batch_norm", "instance_norm"), _channel_norm),
+    "prelu": _prelu,
 }
+
+
+def copies(call: Call, value: Tensor, weight: Weight, *, place: int = -1) -> Tensor:
+    """A copy of a parameter for each example, whose gradients are those of the parameter by example.
+
+    `place`: of the examples among the dimensions of the value, which has size 1 there; or before them if it is
+    negative: -1 directly, -2 with a dimension of size 1 between, and so on.
+    """
+    one = value.squeeze(place) if place >= 0 else value
+    found = one.detach().expand(call.count, *one.shape).requires_grad_()
+    call.watch.note(found, weight.reshaped(value.shape).terms)
+    ones = [1] * (-place - 1)
+    return found.movedim(0, place) if place >= 0 else found.reshape(call.count, *ones, *one.shape)
+
+
+def repeated_for_each(call: Call) -> Ruled:
+    """A constant or a parameter that is repeated for each example."""
+    value, tag, sizes = call.tensors[0], call.tags[0], list(leaves(call.args[1:]))
+    counts = [spot for spot, size in enumerate(sizes) if isinstance(size, Count) and size.times == 1]
+    spot, more = (counts or [-1])[0], len(sizes) - value.dim()
+    if len(counts) != 1 or call.named or (spot >= more and value.shape[spot - more] != 1):
+        raise Unserved(f"{call.name} counts examples{place()}")
+    if isinstance(tag, Weight):
+        value = copies(call, value, tag, place=spot - more)
+        sizes[spot] = 1 if call.name in ("repeat", "tile") else call.count
+    return getattr(value, call.name)(*sizes), Layout(spot)
 
 
 def with_copies(call: Call) -> Call:
@@ -275,7 +331,7 @@ def with_copies(call: Call) -> Call:
         spot = layout.dim - wide + value.dim()  # where the examples would be in the parameter
         if spot >= 0 and value.shape[spot] != 1:
             raise Unserved(f"{call.name} of a parameter by the place of an example{place()}")
-        spread, dim = watch.copies(value, weight, place=spot), max(spot, 0)
+        spread, dim = copies(call, value, weight, place=spot), max(spot, 0)
         if (layout.before, layout.after) != (1, 1):
             spread = torch.cat([spread.repeat_interleave(layout.after, dim)] * layout.before, dim)
         return watch.give(spread, layout.at(layout.dim - wide + spread.dim()))

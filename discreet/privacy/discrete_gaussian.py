@@ -121,9 +121,8 @@ def _floor(scale: int, low: Decimal, high: Decimal) -> int | None:
 
 
 def _above(least: Fraction, low: Decimal, high: Decimal) -> bool | None:
-    if Fraction(low) >= least:
-        return True
-    return False if Fraction(high) < least else None
+    first, last = Fraction(low) >= least, Fraction(high) >= least
+    return first if first == last else None
 
 
 def _more_bits(key: bytes, index: int) -> Iterator[int]:

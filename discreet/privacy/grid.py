@@ -25,15 +25,7 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
-from discreet.privacy.randomness import (
-    CHUNK,
-    FEW_BITS,
-    LOW_63_BITS,
-    RandomSource,
-    box_muller,
-    laplace_values,
-    signed,
-)
+from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, box_muller, laplace_values, signed
 
 FINENESS = 2**10  # steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000
 LARGEST_CLIP = 2**26  # in steps: a float64 sum of squares is exact up to 2^53
@@ -182,7 +174,7 @@ def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
 
 def _second_laplace(words: Tensor, index: int, key: bytes) -> Decimal:
     word = int(words[index])
-    return _exponential(word, _more_bits(key, index)[0]).copy_sign(Decimal(word))
+    return _exponential(word, _more_bits(key, index)[0]).copy_sign(word)
 
 
 def _more_bits(key: bytes, index: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from discreet.data.examples import TaskShape
 from discreet.protocol.messages import Work
 from discreet.queries.answers import Block, NoisedBlock
-from discreet.queries.metric_answers import metric_blocks
+from discreet.queries.metrics import metric_blocks
 from discreet.queries.statistic_answers import DataShape, statistic_blocks
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import StatisticsConfig

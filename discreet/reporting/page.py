@@ -11,11 +11,18 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from discreet.mechanisms.mechanism import Statement
-from discreet.reporting.drawing import Picture
-from discreet.reporting.pictures import pictures_of
-from discreet.reporting.records import RunRecord, find_runs, read_runs
+from discreet.reporting.pictures import Picture, pictures_of
+from discreet.reporting.records import (
+    Row,
+    RunRecord,
+    find_runs,
+    ratings_table,
+    read_runs,
+    repetitions_table,
+    runs_table,
+    split_same,
+)
 from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_data_owner, worst_epsilons
-from discreet.reporting.table import Row, ratings_table, repetitions_table, runs_table, split_same
 from discreet.server.run_folder import replace_file
 from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP

@@ -1,19 +1,35 @@
-"""The four pictures of a set of runs: the score, epsilon and the clip norm over the rounds, and the score against
-epsilon."""
+"""Pictures as SVG, in one style; and those of a set of runs: the score, epsilon and the clip norm over the rounds, and
+the score against epsilon."""
 
 from __future__ import annotations
 
+import io
 import math
+import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
-from discreet.reporting.drawing import INK, SERIES, Picture, draw_line, picture
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
 from discreet.settings.privacy import USER
 
+INK, MUTED = "#1c2024", "#5f6872"
+SERIES = ("#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
+MARKERS = "os^DvPXp"  # tell the series apart for readers who can't tell the colours apart
+SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
+LEGEND_LINE = 0.17  # inches
 WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic
+
+_STYLE: Any = {
+    **{"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "legend.fontsize": 8},
+    **{"axes.grid": True, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
+    **{"axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "grid.color": "#e3e6ea"},
+    **{"text.color": INK, "legend.frameon": False, "lines.linewidth": 1.6, "lines.markersize": 4},
+}
+_LINE = {"color": INK, "linewidth": 0.9}
 _MEANS = "Lines are means over runs that differ only in their seed; bars are one standard deviation to either side."
 _RATED = "Bars are one standard error of what clients said, by the noise and the chance of who was asked."
 _CLIPPING = (
@@ -26,9 +42,45 @@ _FRONTIER = (
 )
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A drawing with its title, and a note that says how to read it; the note may be empty."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
+    """A picture that a function draws on `rows` axes below each other; the function gives the note.
+
+    It is an SVG element that a screen reader calls `title`, with the legend of the first axes below it. Identifiers
+    depend on the title, so that two pictures of one page share none.
+    """
+    from matplotlib import rc_context  # it takes a second: only a program that draws pays for it
+    from matplotlib.figure import Figure
+
+    buffer = io.StringIO()
+    with rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(SIZE[0], SIZE[1] * (1 + rows) / 2), layout="constrained")
+        axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+        note = draw(*axes).strip()
+        handles, labels = axes[0].get_legend_handles_labels()
+        if len(labels) > 1:
+            figure.set_figheight(figure.get_figheight() + LEGEND_LINE * len(labels))
+            figure.legend(handles, labels, loc="outside lower left")
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text, prefix = buffer.getvalue(), re.sub(r"\W+", "-", title.lower())
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
+    return Picture(title, text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1), note)
+
+
 def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
-    """Every picture that the runs have numbers for, in the order of the page: those of epsilon for each guarantee."""
-    groups, guarantees = coloured(records), guarantee_names(records)
+    """Every picture that the runs have numbers for, in the order of the page: those of epsilon for each guarantee. If
+    there are more settings than colours, those with the best scores have them."""
+    groups, guarantees = group_runs(records), guarantee_names(records)
+    best = sorted(groups, key=lambda group: -group.score)[: len(SERIES)]
+    groups.sort(key=lambda group: group not in best)
     return [
         _score(groups, records),
         *(_epsilon(groups, records, name) for name in guarantees),
@@ -37,39 +89,18 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     ]
 
 
-def coloured(records: Sequence[RunRecord]) -> list[Group]:
-    """The groups of these runs, in order; if there are more than colours, those with the best scores come first."""
-    groups = group_runs(records)
-    best = sorted(groups, key=lambda group: -group.score)[: len(SERIES)]
-    return sorted(groups, key=lambda group: group not in best)
-
-
-def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
-    word, rated = score_word(records), {record.is_rated for record in records}
-
-    def draw(axes: Any) -> str:
-        _draw_groups(axes, groups, SCORE)
-        if True in rated:
-            draw_errors(axes, groups[0].records[0], word)
-        by = "test set or clients" if len(rated) > 1 else "by clients" if True in rated else "public test set"
-        axes.set_ylabel(f"{word}, {by}")
-        _count_rounds(axes)
-        repeated = any(len(group.records) > 1 for group in groups)
-        return " ".join([_RATED] * (True in rated) + [_MEANS] * repeated)
-
-    return picture(f"{word.capitalize()} after each round", draw)
+def _draw(axes: Any, pairs: Sequence[tuple[float, float]], number: int, label: str, **more: Any) -> None:
+    """A line in the colour of series `number`, with some eight markers; beyond the last colour, thin and grey."""
+    look: dict[str, Any] = {"color": MUTED, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
+    if number < len(SERIES):
+        look = {"color": SERIES[number], "marker": MARKERS[number], "label": label}
+    if pairs:
+        axes.plot(*zip(*pairs, strict=True), **look, markevery=max(1, len(pairs) // 8), **more)
 
 
 def _draw_groups(axes: Any, groups: Sequence[Group], column: str) -> None:
     for number, group in enumerate(groups):
-        draw_line(axes, group.mean_series(column), number, group.label)
-
-
-def draw_errors(axes: Any, record: RunRecord, name: str) -> None:
-    """Bars of one standard error to either side of each rating by a number."""
-    points = [(number, each) for number, each in record.ratings if each.name == name and each.known]
-    rounds, values = [number for number, _ in points], [each.value for _, each in points]
-    axes.errorbar(rounds, values, yerr=[each.error for _, each in points], color=SERIES[0], alpha=0.5, fmt="none")
+        _draw(axes, group.mean_series(column), number, group.label)
 
 
 def _count_rounds(axes: Any) -> None:
@@ -80,20 +111,40 @@ def _count_rounds(axes: Any) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
+def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
+    word, rated = score_word(records), {record.is_rated for record in records}
+
+    def draw(axes: Any) -> str:
+        _draw_groups(axes, groups, SCORE)
+        if True in rated:  # a bar of one standard error to either side of each rating
+            points = [(at, each) for at, each in groups[0].records[0].ratings if each.name == word and each.known]
+            errors = [each.error for _, each in points]
+            rounds, values = [at for at, _ in points], [each.value for _, each in points]
+            axes.errorbar(rounds, values, yerr=errors, color=SERIES[0], alpha=0.5, fmt="none")
+        by = "test set or clients" if len(rated) > 1 else "by clients" if True in rated else "public test set"
+        axes.set_ylabel(f"{word}, {by}")
+        _count_rounds(axes)
+        repeated = any(len(group.records) > 1 for group in groups)
+        return " ".join([_RATED] * (True in rated) + [_MEANS] * repeated)
+
+    return picture(f"{word.capitalize()} after each round", draw)
+
+
 def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: str) -> Picture:
     """Epsilon by every accountant if there is one setting; by the runs' own accountants if there are several."""
     by = ", ".join(sorted({record.config.privacy.accountant for record in records}))
+    deltas = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
     curves = {group.label: group.records[0].series(f"epsilon_{guarantee}") for group in groups}
     if len(groups) == 1:
         curves, by = epsilon_curves(records[0], guarantee), "every accountant: all of them hold"
 
     def draw(axes: Any) -> str:
         for number, (name, curve) in enumerate(curves.items()):
-            draw_line(axes, curve, number, name)
+            _draw(axes, curve, number, name)
         axes.set_ylabel("epsilon")
         axes.set_ylim(bottom=0)
         _count_rounds(axes)
-        return f"At delta {', '.join(sorted({f'{record.config.privacy.delta:g}' for record in records}))}, by {by}."
+        return f"At delta {deltas}, by {by}."
 
     return picture(f"Epsilon after each round: {guarantee}-level", draw)
 
@@ -107,24 +158,19 @@ def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
         axes.set_ylabel(score)
         if len(groups) == 1:
             scores, spent = dict(groups[0].mean_series(SCORE)), groups[0].mean_series(f"epsilon_{guarantee}")
-            draw_line(axes, [(epsilon, scores[at]) for at, epsilon in spent if at in scores], 0, groups[0].label)
+            _draw(axes, [(epsilon, scores[at]) for at, epsilon in spent if at in scores], 0, groups[0].label)
             return "One run, round by round: what more rounds bring, and what they cost."
         for number, (group, point) in enumerate(zip(groups, points, strict=True)):
             if math.isfinite(point[0]):
-                draw_line(axes, [point], number, group.label, linestyle="none")
-                _draw_spread(axes, point[0], group)
-        ringed = {"color": INK, "linewidth": 0.9, "marker": "o", "fillstyle": "none", "drawstyle": "steps-post"}
-        axes.plot(*zip(*frontier(points), strict=True), **ringed)
+                _draw(axes, [point], number, group.label, linestyle="none")
+            if math.isfinite(point[0]) and len(group.scores) > 1:
+                spread = statistics.stdev(group.scores)
+                axes.errorbar(*point, yerr=spread, **_LINE, capsize=3, fmt="none", zorder=3)
+        ringed = {"marker": "o", "fillstyle": "none", "drawstyle": "steps-post"}
+        axes.plot(*zip(*frontier(points), strict=True), **_LINE, **ringed)
         return f"{_FRONTIER.format(score=score)} {_draw_baseline(axes, groups)}"
 
     return picture(f"{score.capitalize()} against epsilon: {guarantee}-level", draw)
-
-
-def _draw_spread(axes: Any, place: float, group: Group) -> None:
-    """A bar of one standard deviation to either side of the mean of repetitions; nothing for a single run."""
-    if len(group.scores) > 1:
-        look = {"color": INK, "linewidth": 0.9, "capsize": 3, "fmt": "none", "zorder": 3}
-        axes.errorbar([place], [group.score], yerr=[statistics.stdev(group.scores)], **look)
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -148,7 +194,7 @@ def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
     if not plain:
         return ""
     best = max(plain, key=lambda group: group.score)
-    axes.axhline(best.score, color=INK, linewidth=0.9, linestyle="dashed")
+    axes.axhline(best.score, **_LINE, linestyle="dashed")
     return f"Dashed: without privacy, {best.score:.4f} ({best.label})."
 
 
@@ -166,7 +212,7 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
         lower.set_ylabel("fraction below")
         clips = [group.records[0].config.privacy.user.clip for group in shown]
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
-            lower.axhline(target, color=INK, linewidth=0.9, linestyle="dotted")
+            lower.axhline(target, **_LINE, linestyle="dotted")
         _count_rounds(lower)
         return _CLIPPING
 

@@ -1,4 +1,5 @@
-"""Run folders as values, and the settings in which runs differ."""
+"""Run folders as values, the settings in which runs differ, and tables of them as text, for the terminal, a CSV file or
+the page: every row of a table has the same columns."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.mechanisms.mechanism import Statement
-from discreet.queries.scores import Rated, main_score, rated_in
+from discreet.queries.scores import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.server.plan import Plan, plan_of
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES
@@ -21,6 +22,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
 
 Pairs = list[tuple[float, float]]
+Row = dict[str, str]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "privacy.user.account")
 SCORE = "score"
@@ -164,7 +166,7 @@ def tried_settings(records: Sequence[RunRecord]) -> list[str]:
     def values(name: str) -> set[str]:
         return {repr(record.settings.get(name)) for record in records if matters(record, name)}
 
-    names = [name for name in records[0].settings if not name.startswith(("operations.", "files."))]
+    names = [name for name in records[0].settings if not name.startswith("operations.")]
     return [name for name in names if name not in NOT_TRIED and len(values(name)) > 1]
 
 
@@ -231,3 +233,69 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
         label = ", ".join(f"{name} {value}" for name, value in tried_values(record, tried).items() if value)
         groups.setdefault(label or record.name, []).append(record)
     return [Group(label, tuple(members)) for label, members in groups.items()]
+
+
+def split_same(rows: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """The cells that are the same in every row, and the rows without them. Of a single row all cells are."""
+    same = {name: cell for name, cell in rows[0].items() if all(row[name] == cell for row in rows)}
+    return same, [{name: cell for name, cell in row.items() if name not in same} for row in rows]
+
+
+def runs_table(records: Sequence[RunRecord]) -> list[Row]:
+    """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest.
+
+    A score that clients gave in one of the runs is followed by its standard error.
+    """
+    tried, scores = tried_settings(records), list[str]()
+    for score in score_columns(record.rounds[-1] for record in records):
+        rated = any(row.get(f"{score}{ERROR}") is not None for record in records for row in record.rounds)
+        scores += [score, f"{score}{ERROR}"] if rated else [score]
+    return [_row(record, scores, tried) for record in records]
+
+
+def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> Row:
+    privacy, rounds, seed = record.config.privacy, record.rounds, record.config.seed
+    return {
+        "run": record.name,
+        **{name: _number(record.of_model(name), ".4f") for name in scores},
+        **{f"epsilon {name}": f"{record.epsilon(name):.4g}" for name in GUARANTEES},
+        **tried_values(record, tried),
+        "loss": _number(record.of_model("loss"), ".4f"),
+        "rounds": f"{len(rounds)}/{record.config.rounds}",
+        "delta": f"{privacy.delta:g}",
+        "accountant": privacy.accountant,
+        "clip norm": _number(rounds[-1].get("clip_norm"), ".4g"),
+        "replies": f"{statistics.fmean(row.get('replies') or 0.0 for row in rounds):.1f}",
+        "seconds": f"{sum(row.get('seconds') or 0.0 for row in rounds):.1f}",
+        "noise": "secure" if seed is None else f"seed {seed}",
+    }
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def repetitions_table(records: Sequence[RunRecord]) -> list[Row]:
+    """A row for each setting that was run more than once, with the spread."""
+    mean, rows = f"{score_word(records)}, mean", []
+    for group in group_runs(records):
+        if len(scores := group.scores) > 1:
+            numbers = {mean: group.score, "standard deviation": statistics.stdev(scores)}
+            numbers |= {"lowest": min(scores), "highest": max(scores)}
+            written = {name: f"{value:.4f}" for name, value in numbers.items()}
+            rows.append({"setting": group.label, "runs": str(len(scores)), **written})
+    return rows
+
+
+def ratings_table(record: RunRecord) -> list[Row]:
+    """Every rating of a run with its standard errors; empty if clients rated nothing."""
+    return [
+        {
+            "round": str(number),
+            "number": rated.name,
+            "value": f"{rated.value:.4f}" if rated.known else "not known: the noise leaves nothing to read",
+            "standard error": f"{rated.error:.4f}" if rated.known else "",
+            "standard error by noise alone": _number(rated.by_noise, ".4f") if rated.known else "",
+        }
+        for number, rated in record.ratings
+    ]

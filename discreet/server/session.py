@@ -22,13 +22,13 @@ from discreet.data.examples import Task, normalised_task
 from discreet.data.folder import FOLDER
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES, FolderError
-from discreet.data.tokens import pretrained_folder
-from discreet.evaluation.predictions import named_parameters_of, write_indicators, write_predictions
-from discreet.evaluation.private_statistics import found_normaliser, with_constants
+from discreet.data.text import pretrained_folder
+from discreet.evaluation.predictions import named_parameters_of, write_predictions
+from discreet.evaluation.private_answers import found_normaliser, with_constants
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import Replies
 from discreet.models.fixed_part import behind_fixed
-from discreet.models.model_check import check_fits, num_params_of
+from discreet.models.model_check import check_fits
 from discreet.models.models import flatten_parameters, load_parameters, model_for
 from discreet.models.transformer import save_adapter
 from discreet.queries.metrics import evaluate
@@ -119,10 +119,9 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         _check_weights(settings)
         config = with_constants(replace(settings, task=resolved_task(settings.task, task)), task)
         task = normalised_task(task, config.normaliser)
-        check_fits(config.model, task)
+        num_params = check_fits(config.model, task)
         run = client_settings(config)
         query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
-        num_params = num_params_of(config.model, task)
         sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
         planned = partial(plan_of, num_params=num_params, query=query, chance_loss=chance_loss(config.task, task))
@@ -190,7 +189,6 @@ def finish(session: Session, outcome: Outcome) -> None:
     close_run(session.context, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
     if plan.operations.predictions:
         write_predictions(folder)
-        write_indicators(folder)
     say_how_it_ended(session.context, outcome)
 
 

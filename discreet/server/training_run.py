@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from discreet.evaluation.private_evaluation import evaluation_plan
+from discreet.evaluation.private_answers import evaluation_plan
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.privacy.randomness import RandomSource

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, Numbers, client_examples_of
-from discreet.evaluation.private_evaluation import answers_of
+from discreet.evaluation.private_answers import answers_of
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
+from discreet.mechanisms.masked_sums import MaskedSum
 from discreet.mechanisms.mechanism import ServerRelease
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, PartialReply
 from discreet.models.fixed_part import behind_fixed
@@ -36,7 +37,7 @@ from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EPSILONS, TRAIN, TrainRequest, Work
-from discreet.queries.query import EVALUATION, Query, query_of
+from discreet.queries.query import Query
 from discreet.server.plan import Plan
 from discreet.server.round import round_settings
 from discreet.server.transport import Failure
@@ -59,24 +60,44 @@ _TRIED, _AGREEMENT = (7, 4), 1e-3  # the examples of clients on which it is trie
 PIECE = 2**17
 
 
+@dataclass(frozen=True)
+class _Work:
+    """One chunk of clients in one round."""
+
+    clients: tuple[int, ...]
+    training: tuple[LocalSettings, ...]
+    local: LocalPrivacy | None
+    request: TrainRequest
+    largest: Mapping[str, Any]  # of the epsilons that they have spent, by their names in `PartialReply`
+
+
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """What virtual clients are trained with.
+    """All that virtual clients are trained with. It holds no source of randomness, so it may travel.
 
     Attributes:
+        seed, release, vector: of the run; `vector` is the masked sum that clients add to, None in the clear.
         data: the data set that all share, on the device that computes; `client_examples`: the rows that each holds.
         chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its own.
-        query: what clients answer by what they hold out, about the part `rated` of the model; None if nothing.
+        rating: what clients answer by what they hold out, about which part of the model, and how that is released; None
+            if nothing.
     """
 
+    seed: int | None
+    release: ServerRelease
     data: SharedExamples
     client_examples: ClientExamples | TrainedExamples
     model: LayerSequence | MappedModel
     chunk: int
     workers: int
-    query: Query | None = None
-    rated: nn.Module | None = None
+    vector: SecureSum | None = None
+    rating: tuple[Query, nn.Module, AnswerRelease] | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """True if its sums are of whole numbers, so that their order does not matter."""
+        return self.vector is not None or (self.release.exact and (self.rating is None or self.rating[2].on_grid))
 
     def on(self, device: torch.device) -> Engine:
         """The same, with its data and its models there. A chunk stays as large as it is."""
@@ -84,9 +105,85 @@ class Engine:
             return self
         if isinstance(self.model, MappedModel):
             self.model.model.to(device)
-        if self.rated is not None:
-            self.rated.to(device)
+        if self.rating is not None:
+            self.rating[1].to(device)
         return replace(self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device)))
+
+    def replies(self, params: Tensor, work: _Work) -> PartialReply:
+        """Asks a chunk, which starts from `params`, and adds up what it says."""
+        params = params.to(self.data.device)
+        part = self._updates(params, work) if self.vector is None else self._vectors(self.vector, params, work)
+        if self.vector is None and work.request.work.query:
+            assert self.rating is not None
+            total = AnswerSum(self.rating[2])
+            total.add(self._answers(params, work))
+            part = replace(part, answers=total.part())
+        return replace(part, **work.largest)
+
+    def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialReply:
+        """The sum of what the clients put into a masked sum, each with the noise of its own."""
+        count, request = len(work.clients), work.request
+        answers = self._answers(params, work) if request.work.query else None
+        updates, norms = torch.zeros(count, 0), torch.zeros(count)
+        if vector.largest_sum:
+            updates = chunk_steps(self._chunk(work), params, request.run.example.clip_norm).cpu()
+        elif request.work.trains:
+            updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
+        total = torch.zeros(vector.length, dtype=torch.int64)
+        for row, source in enumerate(self._sources(work)):
+            answer, below = None if answers is None else answers[row], bool(norms[row] <= request.clip_norm)
+            total += noised_vector(vector, Values(updates[row], below, answer), request, source)
+        return PartialReply(total, 0, count, request.clip_norm)
+
+    def _answers(self, params: Tensor, work: _Work) -> Tensor:
+        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32. One computation for all."""
+        examples = self.client_examples
+        assert self.rating is not None
+        assert isinstance(examples, TrainedExamples)
+        query, rated, release = self.rating
+        held = [examples.held_out(client) for client in work.clients]
+        rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
+        load_parameters(rated, params)
+        outputs, targets = outputs_of(rated, self.data.read(rows)), self.data.targets[rows].cpu()
+        sizes, own = [len(numbers) for numbers in held], release.own
+        pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
+        answers = [query.answer(*pair) for pair in pairs]
+        if own is not None:
+            drawn = zip(answers, sizes, self._sources(work), strict=True)
+            answers = [own.noised(answer, size, source) for answer, size, source in drawn]
+        return torch.stack(answers).to(torch.float32)
+
+    def _trained(self, params: Tensor, work: _Work) -> Tensor:
+        """The updates of the clients, (k, num_params)."""
+        chunk = self._chunk(work)
+        updates = chunk_updates(chunk, params).cpu()
+        if work.local is not None:
+            for row in range(len(updates)):
+                updates[row] = release_update(updates[row], work.local, source=chunk.draws.of(row).child("local"))
+        return updates
+
+    def _chunk(self, work: _Work) -> Chunk:
+        table = table_of([self.client_examples.examples(client) for client in work.clients])
+        draws: Draws = SecureDraws(secure_source()) if self.seed is None else SeededDraws(self._sources(work))
+        return Chunk(self.model, self.data, table, work.training, draws)
+
+    def _sources(self, work: _Work) -> list[RandomSource]:
+        """Each client's own; without a seed one secure source stands for all."""
+        if self.seed is None:
+            return [secure_source()] * len(work.clients)
+        seeded = seeded_source(self.seed)
+        return [seeded.child("client", work.request.round, client) for client in work.clients]
+
+    def _updates(self, params: Tensor, work: _Work) -> PartialReply:
+        """The sum of the clients' updates; 0 if they were not asked to train."""
+        clip_norm = work.request.clip_norm
+        total = self.release.empty(params.numel(), clip_norm)
+        if not work.request.work.trains:
+            return replace(total.part(), replies=len(work.clients))
+        updates = self._trained(params, work)
+        for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
+            total.add(piece, row_norms(piece) <= clip_norm)
+        return total.part()
 
 
 class BatchedTransport:
@@ -98,18 +195,10 @@ class BatchedTransport:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        engine: Engine,
-        *,
-        accounts: Accounts | None,
-        vector: SecureSum | None = None,
-        workers: MakesWorkers | None = None,
+        self, plan: Plan, engine: Engine, *, accounts: Accounts | None, workers: MakesWorkers | None = None
     ) -> None:
         self.plan, self.engine, self.accounts = plan, engine, accounts
-        answers = answers_of(plan, engine.query) if engine.query else None
-        trainer = _Trainer(plan.seed, engine, round_settings(plan).release, answers, vector)
-        self._workers = (workers or _workers_here)(trainer)
+        self._workers = (workers or _workers_here)(engine)
 
     def __enter__(self) -> Self:
         return self
@@ -157,127 +246,19 @@ class BatchedTransport:
             yield clients[chosen].tolist(), sizes[chosen].tolist()
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """One chunk of clients in one round."""
-
-    clients: tuple[int, ...]
-    training: tuple[LocalSettings, ...]
-    local: LocalPrivacy | None
-    request: TrainRequest
-    largest: Mapping[str, Any]  # of the epsilons that they have spent, by their names in `PartialReply`
-
-
-def _workers_here(trainer: _Trainer) -> Workers[_Work]:
-    engine, size = trainer.engine, trainer.engine.model.layout.size
-    length = size if trainer.vector is None else trainer.vector.length
+def _workers_here(engine: Engine) -> Workers:
+    size = engine.model.layout.size
+    length = size if engine.vector is None else engine.vector.length
     forks = engine.workers > 1 and engine.data.device.type == "cpu" and can_fork()
-    return LocalWorkers(trainer.replies, count=engine.workers, num_params=size, sum_length=length, forks=forks)
+    return LocalWorkers(engine.replies, count=engine.workers, num_params=size, sum_length=length, forks=forks)
 
 
-@dataclass(frozen=True, eq=False)
-class _Trainer:
-    """All that a worker needs to do a piece of work. It holds no source of randomness, so it may travel."""
-
-    seed: int | None
-    engine: Engine
-    release: ServerRelease
-    answers: AnswerRelease | None
-    vector: SecureSum | None = None
-
-    @property
-    def is_exact(self) -> bool:
-        """True if its sums are of whole numbers, so that their order does not matter."""
-        return self.vector is not None or (self.release.exact and (self.answers is None or self.answers.on_grid))
-
-    def on(self, device: str) -> _Trainer:
-        """The same, with its data and its models there."""
-        return replace(self, engine=self.engine.on(torch.device(device)))
-
-    def replies(self, params: Tensor, work: _Work) -> PartialReply:
-        """Asks a chunk, which starts from `params`, and adds up what it says."""
-        params = params.to(self.engine.data.device)
-        if self.vector is not None:
-            return replace(self._vectors(self.vector, params, work), **work.largest)
-        part = self._updates(params, work)
-        if work.request.work.query:
-            assert self.answers is not None
-            total = AnswerSum(self.answers)
-            total.add(self._answers(params, work))
-            part = replace(part, answers=total.part())
-        return replace(part, **work.largest)
-
-    def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialReply:
-        """The sum of what the clients put into a masked sum, each with the noise of its own."""
-        sources, count, request = _sources(self.seed, work), len(work.clients), work.request
-        answers = self._answers(params, work) if request.work.query else None
-        updates, norms = torch.zeros(count, 0), torch.zeros(count)
-        if vector.largest_sum:
-            updates = chunk_steps(self._chunk(work), params, request.run.example.clip_norm).cpu()
-        elif request.work.trains:
-            updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
-        total = torch.zeros(vector.length, dtype=torch.int64)
-        for row, source in enumerate(sources):
-            answer, below = None if answers is None else answers[row], bool(norms[row] <= request.clip_norm)
-            total += noised_vector(vector, Values(updates[row], below, answer), request, source)
-        return PartialReply(total, 0, count, request.clip_norm)
-
-    def _answers(self, params: Tensor, work: _Work) -> Tensor:
-        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32. One computation for all."""
-        examples, query, rated = self.engine.client_examples, self.engine.query, self.engine.rated
-        assert self.answers is not None
-        assert query is not None
-        assert rated is not None
-        assert isinstance(examples, TrainedExamples)
-        held = [examples.held_out(client) for client in work.clients]
-        rows = torch.from_numpy(np.concatenate(held)).to(self.engine.data.device)
-        load_parameters(rated, params)
-        outputs, targets = outputs_of(rated, self.engine.data.read(rows)), self.engine.data.targets[rows].cpu()
-        sizes, own = [len(numbers) for numbers in held], self.answers.own
-        pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
-        answers = [query.answer(*pair) for pair in pairs]
-        if own is not None:
-            drawn = zip(answers, sizes, _sources(self.seed, work), strict=True)
-            answers = [own.noised(answer, size, source) for answer, size, source in drawn]
-        return torch.stack(answers).to(torch.float32)
-
-    def _trained(self, params: Tensor, work: _Work) -> Tensor:
-        """The updates of the clients, (k, num_params)."""
-        chunk = self._chunk(work)
-        updates = chunk_updates(chunk, params).cpu()
-        if work.local is not None:
-            for row in range(len(updates)):
-                updates[row] = release_update(updates[row], work.local, source=chunk.draws.of(row).child("local"))
-        return updates
-
-    def _chunk(self, work: _Work) -> Chunk:
-        engine = self.engine
-        table = table_of([engine.client_examples.examples(client) for client in work.clients])
-        secure = self.seed is None
-        draws: Draws = SecureDraws(secure_source()) if secure else SeededDraws(_sources(self.seed, work))
-        return Chunk(engine.model, engine.data, table, work.training, draws)
-
-    def _updates(self, params: Tensor, work: _Work) -> PartialReply:
-        """The sum of the clients' updates; 0 if they were not asked to train."""
-        clip_norm = work.request.clip_norm
-        total = self.release.empty(params.numel(), clip_norm)
-        if not work.request.work.trains:
-            return replace(total.part(), replies=len(work.clients))
-        updates = self._trained(params, work)
-        for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
-            total.add(piece, row_norms(piece) <= clip_norm)
-        return total.part()
+MakesWorkers = Callable[[Engine], Workers]
 
 
-MakesWorkers = Callable[[_Trainer], Workers[_Work]]
-
-
-def _sources(seed: int | None, work: _Work) -> list[RandomSource]:
-    """Each client's own; without a seed one secure source stands for all."""
-    if seed is None:
-        return [secure_source()] * len(work.clients)
-    seeded = seeded_source(seed)
-    return [seeded.child("client", work.request.round, client) for client in work.clients]
+def masked_vector(plan: Plan) -> SecureSum | None:
+    """The sum that clients add to under secure aggregation; None without."""
+    return plan.mechanism.vector if isinstance(plan.mechanism, MaskedSum) else None
 
 
 def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
@@ -289,8 +270,6 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
     model = model_for(plan.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
     data = shared_examples(examples_read, device)
-    client_examples = trained_on(dealt or client_examples_of(task, run.data), run.evaluation)
-    query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
     local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
     by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
@@ -301,7 +280,17 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
         built=by_example and isinstance(layers, MappedModel),
     )
     kind = "cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type
-    engine = Engine(data, client_examples, layers, chunk_size(floats, kind), 1, query, learned if query else None)
+    engine = Engine(
+        seed=plan.seed,
+        release=round_settings(plan).release,
+        data=data,
+        client_examples=trained_on(dealt or client_examples_of(task, run.data), run.evaluation),
+        model=layers,
+        chunk=chunk_size(floats, kind),
+        workers=1,
+        vector=masked_vector(plan),
+        rating=(plan.query, learned, answers_of(plan, plan.query)) if plan.query else None,
+    )
     if isinstance(layers, MappedModel):
         fits = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)
         together = fits and layers.together and trains_together(layers, data, run.task, by_example=by_example)

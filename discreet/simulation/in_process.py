@@ -15,7 +15,7 @@ from torch import Tensor
 from discreet.data.examples import Task
 from discreet.data.partition import client_examples_of
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.mechanism_table import masked_mechanism, mechanisms_of
+from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
@@ -32,7 +32,7 @@ from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.client_examples import trained_on
-from discreet.simulation.cohort import CHUNK_BYTES, BatchedTransport, engine_of
+from discreet.simulation.cohort import CHUNK_BYTES, BatchedTransport, engine_of, masked_vector
 from discreet.simulation.mapped_model import MappedModel
 
 logger = logging.getLogger("discreet")
@@ -154,16 +154,10 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
         logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
         transport = InProcessTransport(plan, str(session.folder.path), vector)
     else:
-        transport = held.enter_context(_batched(session, vector, held))
+        transport = held.enter_context(_batched(session, held))
     if vector is None:
         return transport
     return InTheClear(transport, vector, fewest=run.user.population_size - run.secure.dropouts)
-
-
-def masked_vector(plan: Plan) -> SecureSum | None:
-    """The sum that clients add to under secure aggregation; None without."""
-    mechanism = masked_mechanism(plan.run, plan.sizes)
-    return None if mechanism is None else mechanism.vector
 
 
 def check(config: Settings) -> Plan:
@@ -197,7 +191,7 @@ def _not_batched(run: ClientSettings, engine: str) -> str | None:
     return uncovered
 
 
-def _batched(session: Session, vector: SecureSum | None, held: ExitStack) -> BatchedTransport:
+def _batched(session: Session, held: ExitStack) -> BatchedTransport:
     plan, accounts, workers = session.plan, None, None
     if plan.accounts_itself:
         accounts = Accounts(DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant)
@@ -207,12 +201,12 @@ def _batched(session: Session, vector: SecureSum | None, held: ExitStack) -> Bat
 
         cluster = held.enter_context(connected(plan.ray.address, models=[plan.model.name]))
         workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.ray.num_gpus)
-        logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.cpus)
+        logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.has("CPU"))
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together
         at_a_time = 1 if alone else engine.chunk
         logger.info("%d clients are trained at a time, %d such groups side by side", at_a_time, engine.workers)
-    return BatchedTransport(plan, engine, accounts=accounts, vector=vector, workers=workers)
+    return BatchedTransport(plan, engine, accounts=accounts, workers=workers)
 
 
 def data_answers(name: str, plan: Plan, task: Task) -> Iterator[TrainReply]:

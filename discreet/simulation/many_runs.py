@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import secrets
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext, suppress
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.server.plan import Plan
-from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer
+from discreet.server.run_folder import CONFIG, OVER, RunFolder, note_interruption, only_writer, state_of
+from discreet.settings.compose import parse_config
 from discreet.settings.rules import ConfigError, require_extra
+from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import RunLostError
 
 if TYPE_CHECKING:  # Ray takes seconds to import
@@ -92,6 +95,18 @@ class Job:
         return None
 
 
+def go_on(files: RunFolder, name: str, asked: dict[str, Any], *, decided: dict[str, Any] | None = None) -> None:
+    """Does a run with these settings: from its start, after its last whole round, or not at all if it is over.
+    `decided`: the same settings with their noise, if a target has chosen it before."""
+    if state_of(files) in OVER and (files.path / "privacy.json").exists():
+        logger.info("%s has ended already, and is kept", name)
+        return
+    logger.info("%s", name)
+    begun = files.ledger_path.exists() or (files.path / CONFIG).exists()
+    config = parse_config({**asked, "output_dir": str(files.path), "resume": begun})
+    simulate(config, decided=parse_config(decided).privacy if decided else None, progress=sys.stdout)
+
+
 def first_line(error: BaseException) -> str:
     """An error in one line, with its type unless the message was written for people.
 
@@ -142,7 +157,7 @@ def _run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Iterato
     address, models = jobs[0].plan.ray.address, [job.plan.model.name for job in jobs]
     with _token(shared, address) as token, connected(address, models=models, token=token) as cluster:
         cluster.check_gpus(max(job.plan.ray.num_gpus for job in jobs))
-        logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.cpus)
+        logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.has("CPU"))
         waiting, running = deque(jobs), dict[Any, Job]()
         try:
             while waiting or running:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
@@ -33,7 +33,7 @@ from ray._raylet import (  # type: ignore[attr-defined]
     get_authentication_mode,
 )
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as _Only
 from torch import Tensor
 
 import discreet
@@ -44,7 +44,10 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.training import HF
 from discreet.simulation.client_examples import read_only
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
-from discreet.simulation.workers import QUEUED, Train, Work
+from discreet.simulation.workers import QUEUED, Train
+
+if TYPE_CHECKING:
+    from discreet.simulation.cohort import Engine
 
 Task = ray.ObjectRef[Any]
 
@@ -54,14 +57,21 @@ REACH_SECONDS = 10.0  # a machine that answers at all takes a connection in less
 TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it can tell its versions
 
 
-@dataclass(frozen=True)
-class Alike:
-    """What must be the same on all machines: models of one's own by their names, and the digest or version of what may
-    differ. `token`: a file in a folder that all machines share; None if they share none."""
+@dataclass
+class RayCluster:
+    """A cluster that this process is connected to.
+
+    Attributes:
+      own_models, versions: what must be the same on all machines: models of one's own by their names, and the digest or
+        version of what may differ.
+      token: a file in a folder that all machines share; None if they share none.
+      checked: the nodes that have told that they have all this.
+    """
 
     own_models: tuple[str, ...]
     versions: Mapping[str, str]
     token: Path | None = None
+    checked: set[str] = field(default_factory=set)
 
     def check(self) -> None:
         """Raises RunLostError, in one line, if this process has something else, or does not see the folder.
@@ -75,59 +85,47 @@ class Alike:
         if self.token is not None and not self.token.is_file():
             raise RunLostError(f"{self.token.parent} must be on a path that all machines share: {here} does not see it")
 
-
-@cache
-def versions(own_models: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """Those of this process, as they were at its first call. Raises ValueError if a model can't be imported."""
-    found = {"Discreet's code": source_digest(Path(discreet.__file__).parent), "PyTorch": torch.__version__}
-    return found | {f"the file of model.name={name}": _digest([_file_of(name)]) for name in own_models}
-
-
-@dataclass
-class RayCluster:
-    """A cluster that this process is connected to: what every node must have, and the nodes that do."""
-
-    alike: Alike
-    checked: set[str] = field(default_factory=set)
-
     def check_nodes(self) -> None:
         """Has the nodes that have joined since the last call check what they have: before each round. RunLostError: a
         node has something else, lacks it, or does not tell."""
-        joined = {node: name for node, name in _alive().items() if node not in self.checked}
+        joined = _alive().keys() - self.checked
         # A task that does nothing else.
-        asked = {
-            node: _task.options(num_cpus=0, scheduling_strategy=_only(node)).remote(self.alike, bool) for node in joined
-        }
+        of = {node: _task.options(num_cpus=0, scheduling_strategy=_Only(node, soft=False)) for node in joined}
+        asked = {node: task.remote(self, bool) for node, task in of.items()}
         for node, answer in asked.items():
             try:
                 ray.get(answer, timeout=TELL_SECONDS)
             except RayError as error:
-                if node in _alive():
-                    raise RunLostError(f"the Ray node {joined[node]} can't run this: {one_line(error)}") from error
+                if name := _alive().get(node):
+                    raise RunLostError(f"the Ray node {name} can't run this: {one_line(error)}") from error
             else:
                 self.checked.add(node)
 
-    @property
-    def cpus(self) -> int:
-        """The number of CPUs that Ray may use on the nodes that are alive now."""
-        return _resource("CPU")
-
-    @property
-    def gpus(self) -> int:
-        """The number of GPUs that it may use there."""
-        return _resource("GPU")
+    def has(self, kind: str) -> int:
+        """The number of CPUs, or of GPUs, that Ray may use on the nodes that are alive now."""
+        return int(ray.cluster_resources().get(kind, 0))  # type: ignore[no-untyped-call]
 
     def check_gpus(self, num_gpus: float) -> None:
         """Raises ConfigError if a task asks for a share of a GPU, and there is none."""
-        if num_gpus and not self.gpus:
+        if num_gpus and not self.has("GPU"):
             raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})")
 
     def start(self, function: Callable[..., Any], *args: object, num_gpus: float = 0.0, here: bool = False) -> Task:
         """A task with one CPU: the function's call on any machine, or on this one. If its process or machine is lost it
         is done again, `RETRIES` times."""
-        strategy = _only(ray.get_runtime_context().get_node_id()) if here else "DEFAULT"
+        strategy = _Only(ray.get_runtime_context().get_node_id(), soft=False) if here else "DEFAULT"
         task = _task.options(num_gpus=num_gpus, max_retries=RETRIES, scheduling_strategy=strategy)
-        return task.remote(self.alike, function, *args)  # type: ignore[no-any-return]
+        return task.remote(self, function, *args)  # type: ignore[no-any-return]
+
+
+@cache
+def versions(own_models: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """Those of this process, as they were at its first call. Raises ValueError if a model can't be imported."""
+    package = Path(discreet.__file__).parent
+    modules = [path for path in sorted(package.rglob("*.py")) if package / PACKED.name not in path.parents]
+    found = {"Discreet's code": _digest(modules, package), "PyTorch": torch.__version__}
+    files = {name: Path(inspect.getfile(own_builder(name))) for name in own_models}
+    return found | {f"the file of model.name={name}": _digest([file], file.parent) for name, file in files.items()}
 
 
 def result(task: Task, what: str) -> Any:
@@ -144,19 +142,15 @@ def result(task: Task, what: str) -> Any:
 
 
 @ray.remote(num_cpus=1)
-def _task(alike: Alike, function: Callable[..., Any], *args: object) -> Any:
-    alike.check()
+def _task(cluster: RayCluster, function: Callable[..., Any], *args: object) -> Any:
+    cluster.check()
     torch.set_num_threads(1)
     return function(*args)
 
 
-def _only(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
-
-
-class RayWorkers(Generic[Work]):
+class RayWorkers:
     """Works as `discreet.simulation.workers.LocalWorkers` does: a chunk of clients is a task, wherever a CPU is free.
-    Results of an exact trainer come as they are done, others in the order of the work, so that a seed gives the same
+    Results of an exact engine come as they are done, others in the order of the work, so that a seed gives the same
     last bits each time.
 
     What a task needs is put into Ray's object store once, and the parameters once a round. No state of a random
@@ -167,31 +161,30 @@ class RayWorkers(Generic[Work]):
     A task asks for the share `num_gpus` of a GPU. ConfigError: the cluster has none.
     """
 
-    def __init__(self, trainer: Any, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
-        self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, trainer.is_exact
+    count = 1
+
+    def __init__(self, engine: Engine, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
+        self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, engine.is_exact
         cluster.check_gpus(num_gpus)
-        # With the device, in a container: a process fetches the trainer once, and not each task.
-        self._trainer = ray.put(trainer), "cuda" if num_gpus else "cpu"
+        # With the device, in a container: a process fetches the engine once, and not each task.
+        self._engine = ray.put(engine), "cuda" if num_gpus else "cpu"
         self._params: Task = ray.put(None)  # until work begins
         self._waiting: list[Task] = []
-        self.count = 1
 
     def begin(self, params: Tensor) -> None:
         """Puts the parameters where every machine reads them, and uses the machines that have joined. For machines that
         are lost the cohort is cut as before, so that its sums do not depend on the loss."""
         self.close()
         self._cluster.check_nodes()
-        cpus = self._cluster.cpus
-        by_gpu = int(self._cluster.gpus / self._num_gpus) if self._num_gpus else cpus
+        cpus = self._cluster.has("CPU")
+        by_gpu = int(self._cluster.has("GPU") / self._num_gpus) if self._num_gpus else cpus
         self.count = max(self.count, min(cpus, by_gpu))
         self._params = ray.put(params.cpu().numpy())
 
-    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
+    def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
         """The replies of each piece of work. RunLostError: one was lost more than `RETRIES` times."""
         for work in works:
-            self._waiting.append(
-                self._cluster.start(_train, self._trainer, self._params, work, num_gpus=self._num_gpus)
-            )
+            self._waiting.append(self._cluster.start(_train, self._engine, self._params, work, num_gpus=self._num_gpus))
             if len(self._waiting) >= QUEUED * self.count:
                 yield self._result()
         while self._waiting:
@@ -219,9 +212,9 @@ def _train(held: tuple[Task, str], params: NDArray[Any], work: Any) -> tuple[Par
 
 
 @lru_cache(maxsize=1)
-def _loaded(held: tuple[Task, str]) -> Train[Any]:
-    trainer, device = held
-    return ray.get(trainer).on(device).replies  # type: ignore[no-any-return]
+def _loaded(held: tuple[Task, str]) -> Train:
+    engine, device = held
+    return ray.get(engine).on(torch.device(device)).replies  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -232,13 +225,12 @@ def connected(address: str | None, *, models: Iterable[str] = (), token: Path | 
       address: `host:port` of its head, or `auto` for the one that this machine belongs to. None starts one here, with
         as many CPUs as this process may use. It ends with the block, however that ends, and with this process.
       models: the names of the models that tasks build.
-      token: see `Alike`.
+      token: see `RayCluster`.
 
     Raises:
       ConfigError: there is no such cluster, it can't be reached, or a node has something else than this machine.
     """
     own = tuple(sorted({name for name in models if OWN in name and not name.startswith(HF)}))
-    alike = Alike(own, versions(own), token)
     with ExitStack() as held:
         if not ray.is_initialized():  # else its caller ends it
             if address is None:
@@ -246,7 +238,7 @@ def connected(address: str | None, *, models: Iterable[str] = (), token: Path | 
                 held.enter_context(_for_this_machine(held.enter_context(scratch_folder())))
             held.callback(ray.shutdown)
             _start() if address is None else _join(address)
-        cluster = RayCluster(alike)
+        cluster = RayCluster(own, versions(own), token)
         try:
             cluster.check_nodes()
         except RunLostError as error:
@@ -258,22 +250,19 @@ def connected(address: str | None, *, models: Iterable[str] = (), token: Path | 
 def _for_this_machine(folder: Path) -> Iterator[None]:
     """Has a cluster that is started in the block be for this process alone. Ray reads its settings once: it is made to
     read them again, also afterwards, since this process may join another cluster."""
-    settings, before = ray_environment(folder), ray_constants.ENABLE_RAY_CLUSTER
-    kept = {name: os.environ[name] for name in settings if name in os.environ}
-    os.environ |= settings
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    _read_settings_again()
+    settings = ray_environment(folder)
+    kept, before = {name: os.environ.get(name) for name in settings}, ray_constants.ENABLE_RAY_CLUSTER
+    _set(settings, several_machines=False)
     try:
         yield
     finally:
-        for name in settings:
-            del os.environ[name]
-        os.environ |= kept
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        _read_settings_again()
+        _set(kept, several_machines=before)
 
 
-def _read_settings_again() -> None:
+def _set(settings: Mapping[str, str | None], *, several_machines: bool) -> None:
+    for name, value in settings.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+    ray_constants.ENABLE_RAY_CLUSTER = several_machines
     AuthenticationTokenLoader.instance().reset_cache()
     Config.initialize("")
 
@@ -334,17 +323,10 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _resource(kind: str) -> int:
-    return int(sum(node["Resources"].get(kind, 0) for node in _nodes()))
-
-
 def _alive() -> dict[str, str]:
     """The names of nodes, by their numbers in Ray."""
-    return {node["NodeID"]: node["NodeManagerHostname"] for node in _nodes()}
-
-
-def _nodes() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["NodeManagerHostname"] for node in nodes if node["Alive"]}
 
 
 def one_line(error: BaseException) -> str:
@@ -353,19 +335,9 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(told).split()) or type(told).__name__
 
 
-def source_digest(package: Path) -> str:
-    """A digest of a package's modules, without the files that a wheel packs beside them."""
-    packed = package / PACKED.name
-    return _digest([path for path in sorted(package.rglob("*.py")) if packed not in path.parents], package)
-
-
-def _file_of(own_model: str) -> Path:
-    return Path(inspect.getfile(own_builder(own_model)))
-
-
-def _digest(paths: list[Path], folder: Path | None = None) -> str:
+def _digest(paths: Iterable[Path], folder: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder) if folder else path.name} {len(content)}\n".encode() + content)
+        digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import RDP
@@ -26,13 +26,11 @@ from discreet.reporting.records import model_row
 from discreet.server.plan import Plan, plan_of
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
-from discreet.server.run_folder import OVER, RunFolder, read_tensors, replace_file, state_of, write_json, write_tensors
+from discreet.server.run_folder import RunFolder, read_tensors, replace_file, write_json, write_tensors
 from discreet.server.state import Outcome
-from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.simulation.in_process import simulate
-from discreet.simulation.many_runs import Job
+from discreet.simulation.many_runs import Job, go_on
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -41,8 +39,7 @@ TUNE_FILE = "tune.json"  # holds the drawn trials, and with them their number, w
 ACCOUNTANT = RDP  # the only one that knows the choice among trials
 
 
-@dataclass(frozen=True)
-class SelectionCost:
+class SelectionCost(NamedTuple):
     """Epsilons at `delta` by RDP: of one trial of the dearest candidate, and of the whole choice, which is `event`."""
 
     delta: float
@@ -137,23 +134,10 @@ def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
     jobs = []
     for number, trial in enumerate(tune.trials, start=1):
         files, plan = RunFolder(folder / trial.folder), plans[trial.candidate]
-        asked = {**plan.asked, "seed": trial.seed, "output_dir": str(files.path)}
-        jobs.append(Job(f"trial {number} of {len(tune.trials)}", files, plan, partial(_run_trial, asked, files)))
+        name, asked = f"trial {number} of {len(tune.trials)}", {**plan.asked, "seed": trial.seed}
+        jobs.append(Job(name, files, plan, partial(go_on, files, name, asked)))
     folder.mkdir(exist_ok=True)
     return jobs
-
-
-def _run_trial(asked: dict[str, Any], files: RunFolder) -> None:
-    """Runs the settings that are asked for. A trial that was interrupted goes on after its last whole round: its ledger
-    has what it did before."""
-    if state_of(files) in OVER:
-        return
-    if (files.path / "config.yaml").exists():
-        simulate(replace(files.read_config(), output_dir=str(files.path), resume=True))
-        return
-    if files.path.exists():
-        shutil.rmtree(files.path)  # ended before its first round: nothing was released
-    simulate(parse_config(asked))
 
 
 def publish_best(tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder], output: Path) -> str:

@@ -18,10 +18,11 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,19 +33,18 @@ from discreet.simulation.processes import RunLostError
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
 
-Work = TypeVar("Work", contravariant=True)
-Train = Callable[[Tensor, Work], PartialReply]
+Train = Callable[[Tensor, Any], PartialReply]
 # Errors of training that its caller is to see. A worker that meets anything else prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
 
 
-class LocalWorkers(Generic[Work]):
+class LocalWorkers:
     """So many processes, forked when the first work comes, that give replies back in the order of the work. They have
     `train` as it was then, so that work and replies' numbers are all that travels. Without `forks` this process trains,
     when a reply is asked for: on a GPU, and if nothing can fork."""
 
-    def __init__(self, train: Train[Work], *, count: int, num_params: int, sum_length: int, forks: bool = True) -> None:
+    def __init__(self, train: Train, *, count: int, num_params: int, sum_length: int, forks: bool = True) -> None:
         places = QUEUED * count + 1
         self._train, self.count, self._forks = train, count, forks
         self._params = _mapped(num_params, dtype=torch.float32)
@@ -56,10 +56,11 @@ class LocalWorkers(Generic[Work]):
     def begin(self, params: Tensor) -> None:
         """Sets the parameters that work starts from, until the next call. What an earlier round left is given up."""
         while self._waiting:
-            self._next()
+            with suppress(*TOLD):
+                self._result()
         self._params.copy_(params)
 
-    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]:
+    def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
         """The replies of each piece. Their sum is overwritten once the next ones are asked for.
 
         Raises:
@@ -75,7 +76,7 @@ class LocalWorkers(Generic[Work]):
         while self._waiting:
             yield self._result()
 
-    def _submit(self, work: Work) -> None:
+    def _submit(self, work: Any) -> None:
         if not self._processes:
             self._processes.extend(self._fork() for _ in range(self.count))
         slot = self._free.popleft()
@@ -89,10 +90,16 @@ class LocalWorkers(Generic[Work]):
         self._waiting.append((pipe, slot))
 
     def _result(self) -> PartialReply:
-        told, slot = self._next()
+        pipe, slot = self._waiting.popleft()
+        self._free.append(slot)
+        try:
+            told = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RunLostError(KILLED) from error
         if isinstance(told, Exception):
             raise told
-        return replace(told, values=self._slots[slot].view(told.values.dtype))
+        replies: PartialReply = told
+        return replace(replies, values=self._slots[slot].view(replies.values.dtype))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -102,14 +109,6 @@ class LocalWorkers(Generic[Work]):
             worker.join()
         self._processes.clear()
         self._waiting.clear()
-
-    def _next(self) -> tuple[PartialReply | Exception, int]:
-        pipe, slot = self._waiting.popleft()
-        self._free.append(slot)
-        try:
-            return pipe.recv(), slot
-        except (EOFError, OSError) as error:
-            raise RunLostError(KILLED) from error
 
     def _fork(self) -> tuple[BaseProcess, Connection]:
         context = multiprocessing.get_context("fork")
@@ -124,14 +123,14 @@ class LocalWorkers(Generic[Work]):
         return worker, here
 
 
-class Workers(Protocol[Work]):
+class Workers(Protocol):
     """`LocalWorkers` and `discreet.simulation.ray_cluster.RayWorkers`."""
 
     count: int
 
     def begin(self, params: Tensor) -> None: ...
 
-    def replies(self, works: Iterable[Work]) -> Iterator[PartialReply]: ...
+    def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]: ...
 
     def close(self) -> None: ...
 
@@ -151,7 +150,7 @@ def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def _serve(train: Train[Any], params: Tensor, slots: Tensor, pipe: Connection, parent: int) -> None:
+def _serve(train: Train, params: Tensor, slots: Tensor, pipe: Connection, parent: int) -> None:
     """A worker's life. It ends with its parent, however that ends, and leaves signals to it."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.data.description import DESCRIPTION
-from discreet.data.heart import HEART_RANGES, read_hospital
+from discreet.data.heart import HEART_RANGES, read_hospital, train_and_test
 from discreet.deployment.local_federation import POLICY
 
 TABLE, TARGET = "train.csv", "disease"
@@ -28,15 +28,15 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
     Raises:
       FileNotFoundError, ValueError: as `read_hospital`.
     """
-    hospital = read_hospital(file)
-    folder = out / hospital.name
+    features, labels = read_hospital(file)
+    folder = out / file.name.split(".")[1]
     folder.mkdir(parents=True, exist_ok=True)
-    rows, _ = hospital.split()
+    rows, _ = train_and_test(labels)
     with (folder / TABLE).open("w", newline="") as table:
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow([*HEART_RANGES, TARGET])
-        for features, label in zip(hospital.features[rows], hospital.labels[rows], strict=True):
-            writer.writerow([*map(float, features), int(label)])
+        for values, label in zip(features[rows], labels[rows], strict=True):
+            writer.writerow([*map(float, values), int(label)])
     low, high = zip(*HEART_RANGES.values(), strict=True)
     facts = {"format": "csv", "file": TABLE, "target": TARGET, "inputs": [*HEART_RANGES], "task": "heart"}
     lines = [f"{key} = {json.dumps(value)}" for key, value in (facts | {"low": low, "high": high}).items()]

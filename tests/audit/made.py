@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import Scores
+from discreet.audit.canaries import Scores
 from discreet.privacy import mechanisms
 
 

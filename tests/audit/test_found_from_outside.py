@@ -18,7 +18,7 @@ from torch import Tensor
 import tests.test_replay_faults as planted
 from discreet.accounting.events import poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases, Scores
+from discreet.audit.canaries import Claim, Experiment, Observation, Releases, Scores
 from discreet.audit.verdict import judge
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY
@@ -131,7 +131,7 @@ def test_a_planted_fault_is_found_from_outside(name: str) -> None:
 def test_every_planted_fault_that_weakens_a_round_is_audited() -> None:
     masked = {run.__name__ for run in planted.FAULTS if run.__name__.startswith("masked_")}
     assert {run.__name__ for run in planted.FAULTS} == {*FOUND} | WEAKENS_NOTHING | masked
-    # Of masked rounds tests/audit/test_masked_audit.py has faults of its own; these are found by the replay alone.
+    # Of masked rounds tests/audit/test_release_audit.py has faults of its own; these are found by the replay alone.
     assert len(masked) == 4
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.audit.canary_scores import Claim, Experiment, Observation, Releases
+from discreet.audit.canaries import Claim, Experiment, Observation, Releases
 from discreet.cli import audit
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -20,7 +21,7 @@ from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
-from discreet.simulation import tuning
+from discreet.simulation import many_runs, tuning
 from discreet.simulation.in_process import simulate
 from discreet.simulation.tuning import cost_of, require_room
 from tests.command import tune as main
@@ -85,11 +86,11 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
     """Their number is drawn whatever the data: to run a poor one again would be one more, which is not accounted."""
     accuracies, ran = [0.0, 0.9, 0.1, 0.5], list[float]()
 
-    def simulated(config: Settings) -> None:
-        simulate(config)
+    def simulated(config: Settings, **how: Any) -> None:
+        simulate(config, **how)
         ran.append(accuracies[len(ran) % 4])
 
-    monkeypatch.setattr(tuning, "simulate", simulated)
+    monkeypatch.setattr(many_runs, "simulate", simulated)
     monkeypatch.setattr(tuning, "score", lambda _: ran[-1])
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
     assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]) == 0
@@ -134,18 +135,18 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ends the tune in trial number `call`, whose only round is charged but not done; gives the folders that ran."""
     ran, save = list[str](), RunFolder.save_checkpoint
 
-    def simulated(config: Settings) -> None:
+    def simulated(config: Settings, **how: Any) -> None:
         ran.append(Path(str(config.output_dir)).name)
         if len(ran) == call:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
-        simulate(config)
+        simulate(config, **how)
 
     def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         if not best:  # the one before the first round is written as the best so far
             raise KilledError
         save(files, checkpoint, best=best, account=account)
 
-    monkeypatch.setattr(tuning, "simulate", simulated)
+    monkeypatch.setattr(many_runs, "simulate", simulated)
     return ran
 
 

@@ -15,7 +15,7 @@ import torch
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
-from discreet.data.heart import load_hospitals, read_hospital
+from discreet.data.heart import HOSPITALS, patients, read_hospital, train_and_test
 from discreet.data.partition import client_examples_of
 from discreet.settings.data import DataConfig
 
@@ -173,10 +173,11 @@ def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> No
     task = load_task("heart", path=str(folder))
     assert tuple(task.owners.bincount().tolist()) == TRAIN
     assert tuple(client_examples_of(task, BY_HOSPITAL).sizes(np.arange(4))) == TRAIN
-    hospitals = load_hospitals(str(folder))
-    assert tuple(len(hospital.labels) for hospital in hospitals) == (303, 261, 46, 130)
-    assert tuple(len(hospital.split()[1]) for hospital in hospitals) == TEST
-    parts = [hospital.examples(hospital.split()[1]) for hospital in hospitals]
+    hospitals = [read_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
+    assert tuple(len(labels) for _, labels in hospitals) == (303, 261, 46, 130)
+    tests = [train_and_test(labels)[1] for _, labels in hospitals]
+    assert tuple(map(len, tests)) == TEST
+    parts = [patients(every[rows], labels[rows]) for (every, labels), rows in zip(hospitals, tests, strict=True)]
     assert torch.equal(task.test.inputs, torch.cat([part.inputs for part in parts]))
     assert len(task.test) == sum(TEST)
     with pytest.raises(ValueError, match=r"data\.path: heart is read from a folder"):
@@ -184,9 +185,9 @@ def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> No
 
 
 def test_patients_are_their_lines_of_the_file_by_hand(folder: Path) -> None:
-    for hospital in load_hospitals(str(folder)):
-        rows = raw_rows(folder, hospital.name)
-        every = hospital.examples(np.arange(len(rows)))
+    for name in HOSPITALS:
+        rows, every = raw_rows(folder, name), patients(*read_hospital(folder / f"processed.{name}.data"))
+        assert len(every) == len(rows)
         for number in (0, 1, 17, len(rows) - 1):
             assert every.inputs[number].tolist() == pytest.approx(by_hand(rows[number]), abs=1e-6)
         assert every.targets.tolist() == [int(float(row[13]) > 0) for row in rows]
@@ -195,7 +196,7 @@ def test_patients_are_their_lines_of_the_file_by_hand(folder: Path) -> None:
 def test_a_change_of_one_patient_changes_nothing_of_another(folder: Path, tmp_path: Path) -> None:
     def cleveland(lines: list[str]) -> Examples:
         (tmp_path / "processed.cleveland.data").write_text("\n".join(lines) + "\n")
-        return read_hospital(tmp_path / "processed.cleveland.data").examples(np.arange(303))
+        return patients(*read_hospital(tmp_path / "processed.cleveland.data"))
 
     lines = (folder / "processed.cleveland.data").read_text().splitlines()
     outlier = "9999.0,1.0,1.0,9999.0,9999.0,1.0,2.0,9999.0,0.0,9999.0,3.0,0.0,6.0,4.0"

@@ -9,10 +9,11 @@ from flwr.app import Message
 
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_home import free_port, wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation
+from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder
+from tests.deployment.ends import RUN_SECONDS, finish, kill
 
 NODES = ["node-0", "node-1"]
 BOTH = ("data.num_clients=2", "privacy.delta=0.001", "sampling.kind=everyone", "sampling.min_nodes=2")
@@ -38,14 +39,14 @@ def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Fed
     folder = federation.run("private", "rounds=2", PATIENT, *BOTH, *PRIVATE)
     wait_until(lambda: rounds_of(folder), RUN_SECONDS, "the first round is done")
 
-    federation.kill("superlink")
+    kill(federation, "superlink")
     before = DurableLedger(folder.ledger_path)
     assert before.verify() == []
     spent, epsilon = len(before.releases()), before.spent("user").epsilon(0.001, "pld")
 
     federation.start_superlink()
     resumed = federation.run("private", "rounds=2", PATIENT, "resume=true", *BOTH, *PRIVATE)
-    federation.finish(resumed)
+    finish(federation, resumed)
     ledger = DurableLedger(folder.ledger_path)
     assert rounds_of(folder) == [1, 2]
     assert ledger.verify() == []

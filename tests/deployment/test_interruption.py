@@ -16,11 +16,12 @@ import pytest
 from discreet.deployment import interruption
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import resumable
-from discreet.deployment.local_federation import RUN_SECONDS, Federation
+from discreet.deployment.local_federation import Federation
 from discreet.server.run_folder import RunFolder, RunStatus, only_writer, state_of, write_status
 from discreet.settings.compose import load_config
 from discreet.settings.settings import described
 from discreet.simulation.processes import RunLostError
+from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import LONG, MARK, SMALL, after_rounds, check_interrupted, default_signals, marked, start
 
 

@@ -18,8 +18,8 @@ from dp_accounting import DpEvent
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, demonstration
-from discreet.deployment.superlink import server_apps
+from discreet.deployment.local_federation import START_SECONDS, Federation, demonstration
+from discreet.deployment.superlink import SERVER_APP
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.store import FolderStore, NodeState, read_state
 from discreet.masking.wire import Stage
@@ -36,6 +36,8 @@ from discreet.server.state import State
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
+from discreet.simulation.processes import below
+from tests.deployment.ends import RUN_SECONDS, end, finish, kill
 from tests.deployment.held_server import EVERYBODY, OPENED, SEED, federation_with, held_main, kept_main
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
@@ -74,13 +76,13 @@ def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_cou
     hold.write_text("1")
     folder = federation.run("run", *SETTINGS)
     held_after(1, federation)
-    federation.end(NODES[GONE])
+    end(federation, NODES[GONE])
     hold.write_text("3")
     held_after(3, federation)
     federation.start_node(NODES[GONE], *SHARES[GONE])
     wait_until(lambda: len(numbers_in(federation, GONE)) == 2, START_SECONDS, "the node is back")
     hold.write_text("")
-    federation.finish(folder)
+    finish(federation, folder)
 
     ids = [numbers_in(federation, number)[-1] for number in range(len(NODES))]
     assert len(set(numbers_in(federation, GONE))) == 1  # who comes back is in its old group
@@ -165,9 +167,9 @@ def killed_at(place: str, masked_federation: Federation, *words: str) -> None:
     (masked_federation.folder / "hold").write_text(place)
     masked_federation.run("run", *words)
     wait_until(held.exists, RUN_SECONDS, f"the server holds at {place}")
-    apps = server_apps(masked_federation.processes["superlink"].pid)
+    apps = below(masked_federation.processes["superlink"].pid, SERVER_APP)
     assert apps
-    masked_federation.kill("superlink")
+    kill(masked_federation, "superlink")
     for pid in apps:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -196,7 +198,7 @@ def test_a_server_killed_between_any_two_exchanges_ends_with_the_model_of_a_run_
         words = ("resume=true", *MASKED)
     (masked_federation.folder / "hold").write_text("")
     folder = masked_federation.run("run", *words)
-    masked_federation.finish(folder)
+    finish(masked_federation, folder)
 
     assert state_of(folder) == "finished"
     assert [(row["round"], row["replies"]) for row in folder.read_metrics()] == [(1, 3), (2, 3)]

@@ -17,9 +17,10 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
 from discreet.deployment.flower_home import CONNECTION, wait_until
-from discreet.deployment.local_federation import RUN_SECONDS, START_SECONDS, Federation, empty_federation
-from discreet.deployment.superlink import server_apps
+from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
+from discreet.deployment.superlink import SERVER_APP
 from discreet.simulation.processes import STARTER, below
+from tests.deployment.ends import RUN_SECONDS
 
 
 def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(t
     with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
         (starter,) = below(process.pid, STARTER)
-        assert server_apps(process.pid) == []
+        assert below(process.pid, SERVER_APP) == []
         os.kill(starter, signal.SIGKILL)
         wait_until(lambda: process.poll() is not None, START_SECONDS, "the SuperLink has ended")
         assert process.returncode > 0

@@ -19,9 +19,10 @@ from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from discreet.deployment.flower_fixes import LONGEST_PAUSE, supernode_replies
+from discreet.deployment.flower_fixes import supernode_fixes
+from discreet.deployment.flower_fixes.commands import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_fixes.supernode_replies import push_messages
+from discreet.deployment.flower_fixes.supernode_fixes import push_messages
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.supernode import main
 from tests.node.clients import ledger_at
@@ -216,7 +217,7 @@ def test_the_server_is_told_where_no_reply_will_come(node: Node, reads: bool) ->
 
 def test_a_node_whose_starter_has_ended_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     # This process has no SuperExec below it.
-    monkeypatch.setattr(supernode_replies, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(supernode_fixes, "WATCH_SECONDS", 0.0)
     node.takes("order")
     with pytest.raises(RuntimeError, match="flower-superexec has ended"):
         push_messages(node.state, node.store, node._send, lambda *_: None)

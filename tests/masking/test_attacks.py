@@ -11,9 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from discreet.masking.identity import Identity
+from discreet.masking.identity import Identity, place_of, read_keys, sign_keys
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.signed_keys import place_of, read_keys, sign_keys
 from discreet.masking.store import FolderStore
 from discreet.masking.wire import (
     Abandoned,

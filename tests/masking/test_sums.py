@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
+from discreet.masking.identity import read_keys
 from discreet.masking.masks import add_mask, combine, own_key, public_key, route, seal, split_secret, unseal
 from discreet.masking.server import Exchange, Opened
-from discreet.masking.signed_keys import read_keys
 from discreet.masking.wire import (
     Abandoned,
     MalformedBytes,

@@ -16,7 +16,7 @@ from scipy import stats
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
-from discreet.evaluation.private_evaluation import answers_of
+from discreet.evaluation.private_answers import answers_of
 from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.mechanisms.local_noise import round_privacy
@@ -29,7 +29,7 @@ from discreet.node.policy import ClientPolicy
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
-from discreet.queries.metric_answers import metric_blocks, metrics_of
+from discreet.queries.metrics import metric_blocks, metrics_of
 from discreet.queries.query import Query
 from discreet.server.plan import plan_of
 from discreet.settings.client_settings import ClientSettings

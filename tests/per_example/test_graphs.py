@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.per_example.graphs import Owners
 from discreet.per_example.layouts import MixesExamples
 from discreet.per_example.objective import as_tree, cross_entropy, objective_of
 from discreet.per_example.passes import one_pass
 from discreet.per_example.per_example import clipped_gradient_sum
-from discreet.per_example.rows import Owners
 
 COUNT = 12
 

@@ -570,3 +570,25 @@ def test_whatever_is_watched_is_right_for_each_example() -> None:
             refused += 1
     assert served > 6
     assert refused > 20
+
+
+class Softened(nn.Module):
+    """A softmax along the outputs of a layer, or along the examples."""
+
+    def __init__(self, *, of_examples: bool) -> None:
+        super().__init__()
+        self.of_examples, self.inner, self.head = of_examples, nn.Linear(3, 7), nn.Linear(7, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = self.inner(inputs)
+        soft = functional.softmax(found.t() if self.of_examples else found, dim=1)
+        logits: Tensor = self.head(soft.t() if self.of_examples else soft)
+        return logits
+
+
+def test_a_call_of_the_same_shapes_is_checked_again_if_the_examples_lie_otherwise() -> None:
+    inputs, targets = torch.randn(7, 3), torch.arange(7) % 2  # as many as are made up
+    for _ in range(2):  # what is found of a call is kept, and serves the next pass
+        clipped_gradient_sum(Softened(of_examples=False), inputs, targets=targets, clip_norm=1.0)
+    with pytest.raises(ValueError, match="mixes examples: softmax"):
+        clipped_gradient_sum(Softened(of_examples=True), inputs, targets=targets, clip_norm=1.0)

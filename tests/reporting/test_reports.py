@@ -1,4 +1,4 @@
-"""Reports: what is read from run folders, what is said of it, and the page."""
+"""Reports: what is read from run folders, what is said of it and of private evaluation, and the page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from discreet.cli.status import status_facts, status_lines
 from discreet.ledger.durable_ledger import Charge
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import frontier
-from discreet.reporting.records import RunRecord, read_runs
+from discreet.reporting.records import RunRecord, read_runs, runs_table, split_same
 from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_data_owner, worst_epsilons
-from discreet.reporting.table import runs_table, split_same
 from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder, write_json
 from discreet.simulation.tuning import score

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.simulation.processes import below, carrying
 from tests.conftest import REPOSITORY
+from tests.deployment.ends import RUN_SECONDS
 
 MARK = "DISCREET_TEST_MARK"
 SMALL = (

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from discreet.data.examples import Examples
-from discreet.data.partition import Numbers
+from discreet.data.partition import ClientExamples, Numbers
 from discreet.models.models import build_model, flatten_parameters
 from discreet.per_example.objective import cross_entropy
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.server.plan import Plan
+from discreet.server.round import round_settings
 from discreet.simulation.chunk import Chunk, Draws, SeededDraws, chunk_updates
 from discreet.simulation.client_examples import SharedExamples, shared_examples, table_of
+from discreet.simulation.cohort import Engine
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.training.local_training import LocalSettings, local_update
@@ -64,6 +67,10 @@ class Clients:
 
     def chunk(self, how: Sequence[LocalSettings], draws: Draws) -> Chunk:
         return Chunk(self.layers, self.shared, table_of(self.held), how, draws)
+
+    def engine(self, plan: Plan, held: ClientExamples, chunk: int, workers: int) -> Engine:
+        release = round_settings(plan).release
+        return Engine(plan.seed, release, self.shared, held, self.layers, chunk, workers)
 
     def together(self, how: LocalSettings) -> Tensor:
         return chunk_updates(self.chunk([how] * len(self.sizes), SeededDraws(self.sources())), self.start)

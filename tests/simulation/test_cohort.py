@@ -34,7 +34,7 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 from discreet.simulation.client_examples import shared_examples
-from discreet.simulation.cohort import BatchedTransport, Engine, engine_of, trains_together
+from discreet.simulation.cohort import BatchedTransport, engine_of, trains_together
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
@@ -165,9 +165,8 @@ def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamp
     some = Clients("logistic_regression", (4,), (30, 3))
     client_examples = client_examples or SampledExamples(10**6, len(some.data), 5, seed=31)
     config = load_config([*SMALL, "seed=7", "training.batch_size=2", FLOAT, "privacy.user.noise_multiplier=1", *words])
-    return BatchedTransport(
-        plan_of(config), Engine(some.shared, client_examples, some.layers, chunk, workers), accounts=None
-    )
+    plan = plan_of(config)
+    return BatchedTransport(plan, some.engine(plan, client_examples, chunk, workers), accounts=None)
 
 
 def sum_of(chunk: int, workers: int, cohort: list[int]) -> PartialReply:

@@ -23,7 +23,6 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import many_runs, ray_cluster
-from discreet.simulation.cohort import Engine
 from discreet.simulation.in_process import check, simulate
 from discreet.simulation.many_runs import Job, check_parallel, run_all
 from discreet.simulation.ray_cluster import RayCluster, RayWorkers, connected
@@ -143,8 +142,6 @@ TINY = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "tr
 def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulate = cli.simulate
-
     def failing(config: Settings, **more: object) -> None:
         simulate(config, **more)  # type: ignore[arg-type]
         if config.server.learning_rate == 1:
@@ -152,7 +149,7 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
 
     there = f"hydra.sweep.dir={tmp_path}"
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "simulate", failing)
+        patch.setattr(many_runs, "simulate", failing)
         assert main(["--multirun", *TINY, "server.learning_rate=0.5,1,2", there]) == 1
     said = capsys.readouterr().out.splitlines()
     assert "run 3 of 3 (server.learning_rate=2) has ended: 3 of 3 runs, 1 failed" in said
@@ -219,10 +216,8 @@ def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster
     """What tells these clients apart is the order of their examples: two of 20 are alike once in 10^20 runs."""
     some = Clients("logistic_regression", (4,), (30, 3))
     config = load_config([*ONE_ROUND, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
-    engine = Engine(some.shared, ALIKE, some.layers, chunk=1, workers=1)
-    with BatchedTransport(
-        planned(config), engine, accounts=None, workers=partial(RayWorkers, cluster=cluster)
-    ) as asked:
+    plan, workers = planned(config), partial(RayWorkers, cluster=cluster)
+    with BatchedTransport(plan, some.engine(plan, ALIKE, 1, 1), accounts=None, workers=workers) as asked:
         replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
         assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discreet.evaluation.predictions import load_model, predict
-from discreet.evaluation.private_statistics import answers_by
+from discreet.evaluation.private_answers import answers_by
 from discreet.flower.serving import ask_and_end
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.queries.query import NORMALISE

@@ -18,7 +18,7 @@ from discreet.accounting.accounting import epsilon_spent, pure_epsilon
 from discreet.data.datasets import load_task
 from discreet.data.examples import TaskShape
 from discreet.data.partition import client_examples_of, held_out_rows
-from discreet.evaluation.private_evaluation import EvaluationPlan
+from discreet.evaluation.private_answers import EvaluationPlan
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import releases_of
@@ -26,7 +26,7 @@ from discreet.mechanisms.sums import AnswerRelease, AnswerSum
 from discreet.models.models import build_model, load_parameters
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
-from discreet.queries.metric_answers import metric_blocks
+from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.server.plan import plan_of
 from discreet.server.run_folder import RunFolder

@@ -16,11 +16,11 @@ pytest.importorskip("ray")
 import ray
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import RUN_SECONDS
 from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import RunLostError, below
-from discreet.simulation.ray_cluster import Alike, connected, versions
+from discreet.simulation.ray_cluster import RayCluster, connected, versions
+from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import LONG, LOOPBACK, MARK, SMALL, check_interrupted, intrude, listening, marked, start
 
 OWN = ("examples.own.model:build",)
@@ -52,9 +52,9 @@ with ending(lambda reason: "told"), connected(None):
 @pytest.mark.parametrize("what", HERE)
 def test_a_task_does_not_begin_where_something_differs(what: str) -> None:
     assert len(HERE) == 3
-    Alike(OWN, HERE).check()
+    RayCluster(OWN, HERE).check()
     with pytest.raises(RunLostError, match=rf"^\S+ has another version of {what}: \S+ there, 0 here$"):
-        Alike(OWN, {**HERE, what: "0"}).check()
+        RayCluster(OWN, {**HERE, what: "0"}).check()
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", "head:first"])

@@ -27,7 +27,8 @@ from discreet.server.state import Outcome, State
 from discreet.server.transport import Failure, RoundAbandoned, Transport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.simulation.in_process import InProcessTransport, InTheClear, masked_vector, simulate
+from discreet.simulation.cohort import masked_vector
+from discreet.simulation.in_process import InProcessTransport, InTheClear, simulate
 from tests.masking.federation import federation, terms_of
 
 NODES, DROPOUTS = 5, 1

@@ -37,13 +37,13 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> P
 
 
 @pytest.fixture(params=KINDS, ids=["here", "forked"])
-def each(request: pytest.FixtureRequest) -> Iterator[Workers[tuple[int, float]]]:
+def each(request: pytest.FixtureRequest) -> Iterator[Workers]:
     made = LocalWorkers(partial(scaled, offset=0.5), count=2, num_params=2, sum_length=2, forks=request.param)
     yield made
     made.close()
 
 
-def test_replies_come_in_the_order_of_the_work(each: Workers[tuple[int, float]]) -> None:
+def test_replies_come_in_the_order_of_the_work(each: Workers) -> None:
     works = [(3, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (1, 5.0), (2, 0.0)]
     for params in (START, 10 * START):
         each.begin(params)
@@ -54,7 +54,7 @@ def test_replies_come_in_the_order_of_the_work(each: Workers[tuple[int, float]])
             assert (replies.below, replies.replies, replies.epsilon_example) == (-rows, rows, scale)
 
 
-def test_what_fails_is_raised_and_the_next_round_starts_anew(each: Workers[tuple[int, float]]) -> None:
+def test_what_fails_is_raised_and_the_next_round_starts_anew(each: Workers) -> None:
     for _ in range(4):  # more failures than there is room for results
         each.begin(START)
         with pytest.raises(ValueError, match="scale must not be negative"):
@@ -65,7 +65,7 @@ def test_what_fails_is_raised_and_the_next_round_starts_anew(each: Workers[tuple
 
 @pytest.mark.skipif(not can_fork(), reason="needs Linux")
 def test_a_killed_worker_is_said() -> None:
-    each: Workers[int] = LocalWorkers(_killed, count=1, num_params=2, sum_length=2)
+    each = LocalWorkers(_killed, count=1, num_params=2, sum_length=2)
     each.begin(START)
     with pytest.raises(RuntimeError, match="a worker process of the simulation was killed"):
         next(each.replies([0]))

@@ -6,12 +6,37 @@ COMMAND is superlink, supernode or clients.
 from __future__ import annotations
 
 import gc
+import importlib.metadata
+import logging
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from discreet.deployment.flower_fixes import wanted
+SWITCH = "DISCREET_FLOWER_FIXES"
+NAMES = (
+    *("database", "content_garbage", "unread_messages", "failed_runs"),
+    *("supernode_replies", "supernode_pauses", "refused_nodes", "warm_clients"),
+)
+VERSIONS = ("1.41.0", "1.42.0")  # of Flower: what is replaced is the same in both
+LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable that names a node's longest pause
+SHORTEST_SECONDS, FLOWERS_SECONDS = 0.5, 3.0  # of a node's pause between two looks for a message; Flower's always
+
+logger = logging.getLogger("discreet.flower_fixes")
+
+
+def wanted() -> set[str]:
+    """The names of the replacements to be made: none, with a warning, if Flower is another one. Raises ValueError:
+    DISCREET_FLOWER_FIXES names something else than a replacement."""
+    off = {*os.environ.get(SWITCH, "").split()}
+    if not off <= {"-all", *(f"-{name}" for name in NAMES)}:
+        raise ValueError(f"{SWITCH} takes -all, or some of -{' -'.join(NAMES)} (got {' '.join(off)})")
+    version = importlib.metadata.version("flwr")
+    if version not in VERSIONS:
+        told = "discreet: flwr %s is not %s: Flower's own behaviour stays, see docs/flower_fixes.md"
+        logger.warning(told, version, " or ".join(VERSIONS))
+        return set()
+    return set() if "-all" in off else {name for name in NAMES if f"-{name}" not in off}
 
 
 def command(name: str, *words: str) -> list[str]:
@@ -24,10 +49,9 @@ def clients_command(path: Path) -> list[str]:
     return ["env", "OPENBLAS_NUM_THREADS=1", *command("clients", str(path))]
 
 
-def make(*modules: str) -> None:
-    """Makes the replacements of these modules of this folder. They are not imported beside another Flower."""
-    names = wanted()
-    for module in modules if names else ():
+def make(module: str) -> None:
+    """Makes the replacements of a module of this folder. It is not imported beside another Flower."""
+    if names := wanted():
         for name, places in import_module(f"{__package__}.{module}").FIXES.items():
             for owner, replaced, ours in places if name in names else ():
                 setattr(owner, replaced, ours)
@@ -38,13 +62,13 @@ if __name__ == "__main__":
     if name == "superlink":
         from flwr.superlink.cli import flower_superlink
 
-        make("small_superlink", "unread_messages", "failed_runs")
+        make("superlink_fixes")
         gc.freeze()  # what was imported stays: a search for garbage need not look through it
         flower_superlink()
     elif name == "supernode":
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
-        make("refused_nodes", "supernode_replies", "supernode_pauses")
+        make("supernode_fixes")
         flower_supernode()
         # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
         sys.stdout.flush()
