@@ -24,7 +24,7 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.server.plan import plan_of
 from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.state import initial_state
-from discreet.simulation.client_examples import shared_examples
+from discreet.simulation.chunk import shared_examples
 from discreet.simulation.cohort import BatchedTransport, Engine
 from discreet.simulation.in_process import InTheClear
 from discreet.simulation.layer_sequence import sequence_of

@@ -90,12 +90,9 @@ class Canary:
 
 @dataclass(frozen=True, eq=False)
 class Auditor:
-    """Scores canaries by a round's noised sum of updates and noised count of bits.
-
-    A score is the inner product of what a canary would add and what was released, over the variance of the noise: the
-    log-likelihood ratio of in and out, up to constants, if every member takes part, and its best linear stand-in if
-    cohorts are sampled.
-    """
+    """Scores canaries by a round's noised sum of updates and noised count of bits. A score is the inner product of what
+    a canary would add and what was released, over the variance of the noise: the log-likelihood ratio of in and out, up
+    to constants, if every member takes part, and its best linear stand-in if cohorts are sampled."""
 
     settings: RoundSettings
     canaries: Canaries | Canary
@@ -192,11 +189,9 @@ class Releases:
     repeated: bool = False
 
     def shift(self, share: float) -> float:
-        """The distance between in and out, in standard deviations, if the noise is `share` of its size.
-
-        A canary that is in adds rounds * q of its own length on the average, with the variance rounds * q (1 - q); the
-        noise adds rounds * (share * z)^2 to each canary. In is as likely as out, so half of the former counts.
-        """
+        """The distance between in and out, in standard deviations, if the noise is `share` of its size. A canary that
+        is in adds rounds * q of its own length on the average, with the variance rounds * q (1 - q); the noise adds
+        rounds * (share * z)^2 to each canary. In is as likely as out, so half of the former counts."""
         assert self.noise_multiplier is not None
         added, noise = self.rounds * self.probability, self.rounds * (share * self.noise_multiplier) ** 2
         return added / math.sqrt(noise + added * (1 - self.probability) / 2)

@@ -164,10 +164,8 @@ class GaussianFit:
         return epsilon_of_shift(low, delta=delta), epsilon_of_shift(high, delta=delta)
 
     def lower_bound(self, *, delta: float, significance: float = 0.05) -> float:
-        """A value that the epsilon is below in a share `significance` of repetitions, approximately.
-
-        One-sided with one spread. With two it has half of that rate: a spread may differ either way, and both cost.
-        """
+        """A value that the epsilon is below in a share `significance` of repetitions, approximately. One-sided with one
+        spread. With two it has half of that rate: a spread may differ either way, and both cost."""
         return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
     def _standard_error(self, delta: float) -> float:
@@ -183,11 +181,9 @@ class GaussianFit:
 
 
 def fit_gaussians(scores: Scores) -> GaussianFit | None:
-    """Fits by moments; the mean of the canaries that were out is 0 if the scores are `centred`.
-
-    None if there is nothing to fit: fewer than `FEWEST` scores of a kind, or scores of a kind that are all one; or if
-    D'Agostino's test says that one of the two kinds is not Gaussian, at a false-alarm rate of `DOUBT` for both.
-    """
+    """Fits by moments; the mean of the canaries that were out is 0 if the scores are `centred`. None if there is
+    nothing to fit: fewer than `FEWEST` scores of a kind, or scores of a kind that are all one; or if D'Agostino's test
+    says that one of the two kinds is not Gaussian, at a false-alarm rate of `DOUBT` for both."""
     kinds = scores.seen, scores.unseen
     if any(len(values) < FEWEST or np.ptp(values) == 0 for values in kinds):
         return None

@@ -90,10 +90,8 @@ def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -
 
 class ScoredSteps:
     """`DpSgdClients` of one client, the last of whose examples are canaries: each step's noised sum scores them.
-
     `places` are the numbers of the canaries at the last examples. A score is the inner product with the noised sum,
-    less the other examples, over the variance of the noise.
-    """
+    less the other examples, over the variance of the noise."""
 
     def __init__(self, client: OneClient, canaries: Canaries, places: np.ndarray, noise_multiplier: float) -> None:
         self.client, self.canaries, self.places = client, canaries, places

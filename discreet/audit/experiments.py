@@ -34,11 +34,8 @@ class Asked:
 
 
 def experiment_of(config: Settings, asked: Asked) -> Experiment:
-    """Makes the plan, once, and carries out the experiment.
-
-    Raises:
-      ConfigError: it can't be audited with these settings or options.
-    """
+    """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with these settings or
+    options."""
     run = client_settings(config)
     if asked.federation and (asked.of not in (None, USER) or asked.honest):
         raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")

@@ -166,11 +166,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
 
 def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
     """Repeats the release of statistics of clients' data, as `discreet statistics` and `data.normalise=private` ask for
-    them: everybody answers.
-
-    Raises:
-      ConfigError: they are not paid for at user level, or there are fewer than two releases.
-    """
+    them: everybody answers. ConfigError: they are not paid for at user level, or there are fewer than two releases."""
     plan.run.check_server_noise("an audit of statistics")
     query = query_of(STATISTICS, plan.run, task.shape)
     settings = round_settings(plan, answers=statistics_noise(plan, query.length))

@@ -184,12 +184,9 @@ def scored(
 
 
 class CanaryTransport:
-    """Asks honest clients by another transport, and answers for the canaries.
-
-    Clients 0 .. honest - 1 are those of `inner`; after them come the canaries. What honest clients sent in a round is
-    added up in `others`, as the auditor knows it. `replaced`: a canary that is out sends the opposite instead of being
-    no member.
-    """
+    """Asks honest clients by another transport, and answers for the canaries. Clients 0 .. honest - 1 are those of
+    `inner`; after them come the canaries. What honest clients sent in a round is added up in `others`, as the auditor
+    knows it. `replaced`: a canary that is out sends the opposite instead of being no member."""
 
     def __init__(
         self, inner: Transport | None, canaries: Canaries, *, honest: int, user: ServerMechanism, replaced: bool = False

@@ -190,10 +190,8 @@ def _methods(
 
 def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool]:
     """The faults that an audit is able to find whose bounds have this level, in words, and true if there are any.
-
     `count`: the canaries of all runs together; if one is released again and again, how often with it, and as often
-    without.
-    """
+    without."""
     claimed = releases.claim.epsilon
     if not claimed < math.inf:
         return "it could have found nothing: there is no claim", False

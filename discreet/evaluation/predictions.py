@@ -61,11 +61,7 @@ def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 
 def load_model(run: Path) -> SavedModel:
-    """The model in a run folder.
-
-    Raises:
-      ConfigError: there is none, it is damaged, or this version can't build it.
-    """
+    """The model in a run folder. ConfigError: there is none, it is damaged, or this version can't build it."""
     path = run / MODEL_FILE
     if not path.is_file():
         raise ConfigError(f"{path} is missing: a run writes it when it ends")

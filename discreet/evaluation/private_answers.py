@@ -218,11 +218,7 @@ def with_range(asked: StatisticsConfig, data: str, path: str | None) -> Statisti
 
 def with_constants(config: Settings, task: Task) -> Settings:
     """The configuration with the public range, and with what `data.normalise=public` normalises by: the middle and half
-    of that range, unless it is given.
-
-    Raises:
-      ConfigError: inputs can't be normalised so.
-    """
+    of that range, unless it is given. ConfigError: inputs can't be normalised so."""
     means, kind = config.normaliser.means, config.data.normalise
     config = replace(config, statistics=with_range(config.statistics, config.data.name, config.data.path))
     if kind == "none" and means is not None:
@@ -267,11 +263,8 @@ def found_normaliser(run: RunContext, task: Task, answers: Replies) -> Normalise
 
 def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
     """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
-    what the query is for; each has draws of its own.
-
-    Raises:
-      ConfigError: it would pass the budget of the run, or of all runs if it charges an account; nobody is asked then.
-    """
+    what the query is for; each has draws of its own. ConfigError: it would pass the budget of the run, or of all runs
+    if it charges an account; nobody is asked then."""
     event, ledger, what = run.plan.run.statistics.event, run.ledger, "asking clients about their data"
     charged = Charge(BEFORE, USER, "", event)
     try:
@@ -285,11 +278,8 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
 
 
 def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
-    """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written.
-
-    Raises:
-      ConfigError: asking would pass the budget; nobody is asked then.
-    """
+    """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written. ConfigError:
+    asking would pass the budget; nobody is asked then."""
     query = query_of(STATISTICS, run.plan.run, task.shape)
     found = query.read(ask(run, query, answers, name=STATISTICS))
     told, user, path = run.plan.run, run.plan.guarantees[0], run.folder.path / "statistics.json"

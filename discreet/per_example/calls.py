@@ -160,10 +160,6 @@ class Weight:
     terms: Callable[[Tensor], list[Term]]
     roots: tuple[Tensor, ...]
 
-    def reshaped(self, shape: torch.Size) -> Weight:
-        """The same value with dimensions of size 1 left out; `shape`: with them."""
-        return Weight(None, lambda grads: self.terms(grads.reshape(len(grads), *shape)), self.roots)
-
 
 class Call:
     """A call of a function.

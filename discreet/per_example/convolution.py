@@ -120,14 +120,6 @@ class Convolved:
         parts[self.slot.index].add_(found, alpha=factor)
 
 
-def weight_term(slot: Slot, geometry: Geometry, inputs: Tensor, grads: Tensor) -> Term:
-    """The weight's part: inputs (n, channels, *space), grads (n, positions, out)."""
-    slot = replace(slot, kernel_last=True)
-    if geometry.groups == 1:
-        return Convolved(slot, geometry, inputs.unsqueeze(1), grads.unsqueeze(1))
-    return Rows(slot, built(geometry, inputs, grads))
-
-
 def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
     """The gradients themselves, (n, out, width), some examples at a time: patches are many times larger than inputs."""
     count, positions, out = grads.shape
@@ -169,9 +161,12 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             found = [] if added is None else added.terms(layout.summed(sums))
             if held is None:
                 return found
-            if layout == FIRST and held.slot is not None:
-                return [weight_term(held.slot, geometry, images, rows), *found]
+            slot = replace(held.slot, kernel_last=True) if layout == FIRST and held.slot is not None else None
+            if slot is not None and geometry.groups == 1:
+                return [Convolved(slot, geometry, images.unsqueeze(1), rows.unsqueeze(1)), *found]
             whole = layout.summed(built(geometry, images, rows))
+            if slot is not None:
+                return [Rows(slot, whole), *found]
             return [*held.terms(whole.view(*whole.shape[:2], *geometry.kernel, -1).movedim(-1, 2)), *found]
 
         call.note(outputs, terms, held, added)

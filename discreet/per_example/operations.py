@@ -7,7 +7,7 @@ look the same to all of them. An operation that is not in the table is not known
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -34,19 +34,25 @@ def elementwise(call: Call) -> Tag:
     return call.follows([(value, _own(value, wide)) for value in call.tensors], list(range(wide)))
 
 
+def _working(call: Call, tensors: Sequence[Tensor], dims: Sequence[int], *, keeps: bool | None) -> Tag:
+    """The layout of a result for which these dimensions are worked on as a whole. `keeps`: whether it has them still;
+    None: if it has as many dimensions as the tensors."""
+    wide = max(value.dim() for value in tensors)
+    result = call.result if isinstance(call.result, Tensor) else call.result[0]
+    kept = result.dim() == wide if keeps is None else keeps
+    names = [(dim, "works") if dim in dims else dim for dim in range(wide) if kept or dim not in dims]
+    return call.follows([(value, _own(value, wide)) for value in tensors], names)
+
+
 def along(place: int, default: Any = None, *, keeps: bool | None = None) -> Check:
-    """Along dimensions that stand at this place of the arguments. `keeps`: whether the result has them still; None: if
-    it has as many dimensions as the first tensor."""
+    """Along dimensions that stand at this place of the arguments."""
 
     def check(call: Call) -> Tag:
         value, _ = call.one
         if call.argument(place, "dim", "dims", "axis", default=default) is None:
             return call.mixes("works on all examples together")
         dims = call.dims(value.dim(), place, "dim", "dims", "axis", default=default)
-        results = [call.result] if isinstance(call.result, Tensor) else call.result
-        kept = keeps if keeps is not None else results[0].dim() == value.dim()
-        names = [(dim, "works") if dim in dims else dim for dim in _own(value) if kept or dim not in dims]
-        found = call.follows([(value, _own(value))], names)
+        found = _working(call, [value], dims, keeps=keeps)
         if isinstance(found, Mixed) and call.name in ("unbind", "select"):
             return Mixed(f"{call.name} takes examples apart")
         return found
@@ -54,25 +60,20 @@ def along(place: int, default: Any = None, *, keeps: bool | None = None) -> Chec
     return check
 
 
-def over_last(dims: int, least: int = 0) -> Check:
+def over_last(dims: int | Callable[[Call], int], least: int = 0) -> Check:
     """Over the last dimensions; the examples are before them, and before `least` more."""
 
     def check(call: Call) -> Tag:
         value, layout = call.one
-        return layout if layout.dim < value.dim() - dims - least else call.mixes()
+        last = dims if isinstance(dims, int) else dims(call)
+        return layout if layout.dim < value.dim() - last - least else call.mixes()
 
     return check
 
 
-def normed(call: Call) -> Tag:
-    """layer_norm and rms_norm, over the last dimensions."""
-    return over_last(len(call.argument(1, "normalized_shape")))(call)
-
-
-def sides_padded(call: Call) -> Tag:
-    """pad: two numbers for each dimension, the last one first; of zeros nothing is added."""
-    sides = call.argument(1, "pad")
-    return over_last(max((place // 2 + 1 for place, side in enumerate(sides) if side), default=0))(call)
+def _padded_dims(call: Call) -> int:
+    """Of pad: two numbers for each dimension, the last one first; of zeros nothing is added."""
+    return max((place // 2 + 1 for place, side in enumerate(call.argument(1, "pad")) if side), default=0)
 
 
 def rows(call: Call) -> Tag:
@@ -214,26 +215,21 @@ def pairs(place: int | None, default: int) -> Check:
 
     def check(call: Call) -> Tag:
         wide = max(value.dim() for value in call.tensors)
-        (dim,) = [default % wide] if place is None else call.dims(wide, place, default=default)
-        kept = call.result.dim() == wide
-        names = [(each, "works") if each == dim else each for each in range(wide) if kept or each != dim]
-        return call.follows([(value, _own(value, wide)) for value in call.tensors], names)
+        dims = [default % wide] if place is None else call.dims(wide, place, default=default)
+        return _working(call, call.tensors, dims, keeps=None)
 
     return check
 
 
 def gathered(call: Call) -> Tag:
-    """gather, scatter, take_along_dim and index_select: places within each example."""
+    """gather, scatter and take_along_dim: places within each example."""
     first = call.tensors[0]
-    (dim,) = call.dims(first.dim(), 2 if call.name == "take_along_dim" else 1)
-    if call.name == "index_select":
-        return along(1, keeps=True)(call)
+    dims = call.dims(first.dim(), 2 if call.name == "take_along_dim" else 1)
     if any(value.dim() != first.dim() for value in call.tensors):
         raise Unserved(f"{call.name} of tensors of other dimensions")
     if any(call.layout(value) is None for value in call.tensors):
         return call.mixes(BY_PLACE)
-    names = [(each, "works") if each == dim else each for each in _own(first)]
-    return call.follows([(value, _own(first)) for value in call.tensors], names)
+    return _working(call, call.tensors, dims, keeps=True)
 
 
 # The place of the reduction among the arguments, if it is not 2.
@@ -364,9 +360,9 @@ _BY_NAMES: list[tuple[str, Check]] = [
      "upsample_bilinear2d upsample_bicubic2d pixel_shuffle pixel_unshuffle", over_last(2, least=1)),
     ("max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices upsample_nearest3d "
      "upsample_trilinear3d", over_last(3, least=1)),
-    ("pad", sides_padded),
-    ("layer_norm rms_norm", normed),
-    ("unfold", along(1, keeps=True)),
+    ("pad", over_last(_padded_dims)),
+    ("layer_norm rms_norm", over_last(lambda call: len(call.argument(1, "normalized_shape")))),
+    ("unfold index_select", along(1, keeps=True)),
     ("im2col col2im channel_shuffle feature_dropout feature_alpha_dropout max_unpool2d max_unpool3d "
      "fractional_max_pool2d fractional_max_pool3d", rows),
     ("matmul mm bmm mv dot addmm addmv baddbmm", matmul),
@@ -375,7 +371,7 @@ _BY_NAMES: list[tuple[str, Check]] = [
     ("scaled_dot_product_attention", attention),
     ("cosine_similarity", pairs(2, 1)),
     ("pairwise_distance", pairs(None, -1)),
-    ("gather scatter scatter_add take_along_dim index_select", gathered),
+    ("gather scatter scatter_add take_along_dim", gathered),
     ("cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
      "binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss", loss),
     (_OF_ROWS, loss),

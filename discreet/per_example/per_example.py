@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import reduce
 from operator import add
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,7 @@ from discreet.per_example.objective import (
     objective_of,
     rows_of,
 )
-from discreet.per_example.passes import Part, Questions, combined, passes, tried
-from discreet.per_example.perceptron import perceptron, perceptron_terms
+from discreet.per_example.passes import Part, Questions, by_hand, passes, tried
 from discreet.per_example.terms import Term, without
 from discreet.per_example.trial import check_layers, try_out, unmoved
 from discreet.privacy.clipping import check_clip, clip_factors
@@ -43,8 +43,8 @@ from discreet.privacy.clipping import check_clip, clip_factors
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
-# By model: its state when it was last tried, and what was found.
-_trials: WeakKeyDictionary[nn.Module, tuple[object, str, Questions]] = WeakKeyDictionary()
+# By model: its state when it was last tried, what was found, and the losses that it was tried with.
+_trials: WeakKeyDictionary[nn.Module, tuple[object, str, Questions, list[ref[Loss]]]] = WeakKeyDictionary()
 
 
 def clipped_gradient_sum(
@@ -123,10 +123,8 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
     if count == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(count)
     with torch.set_grad_enabled(False), objective.casting(on=False):
-        by_hand = objective.has_known_gradient(targets) and not objective.rounds
-        layers = perceptron(objective.model, inputs) if by_hand else None
-        if layers is not None:
-            return _summed(objective, [_by_hand(objective, layers, inputs, targets)], clip, count)
+        if (part := by_hand(objective, inputs, targets)) is not None:
+            return _summed(objective, [part], clip, count)
         reason, questions = _tried(objective, inputs, targets)
         if not reason:
             try:
@@ -140,22 +138,25 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Questions]:
     """Tries a model and a loss that are new here, on made-up examples. The reason why it can't be watched,
     or "", and its questions."""
-    model = objective.model
+    model, loss = objective.model, objective.loss
     state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules]
     key = state, objective.slots.keys(), objective.rounds
-    is_new = model not in _trials or _trials[model][0] != key
+    known = _trials.get(model)
+    is_new = known is None or known[0] != key
+    losses: list[ref[Loss]] = [] if known is None else known[3]
+    ours = str(getattr(loss, "func", loss).__module__).startswith("discreet.")
+    tries_loss = not ours and all(each() is not loss for each in losses)
     if is_new:
         check_layers(model)
-    try_out(objective, inputs, targets)
+    if tries_loss or known is None:
+        try_out(objective, inputs, targets, tries_loss=tries_loss)
     if is_new:
-        _trials[model] = (key, *tried(model, inputs))
-    return _trials[model][1:]
-
-
-def _by_hand(objective: Objective, layers: list[nn.Module], inputs: Tensor, targets: Tensor) -> Part:
-    rows = max(len(inputs), FEWEST)
-    terms = perceptron_terms(layers, filled(inputs, rows), filled(targets, rows), slots=objective.slots)
-    return Part(None, rows, combined(terms, objective.order))
+        _trials[model] = known = (key, *tried(model, inputs), losses)
+    if tries_loss:
+        with suppress(TypeError):  # a loss that can't be referred to is tried at each step
+            losses.append(ref(loss))
+    assert known is not None
+    return known[1:3]
 
 
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[Part]:

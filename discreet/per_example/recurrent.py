@@ -92,42 +92,40 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 }
 
 
-class _Cell:
-    """One direction of one layer: its parameters, and its run over the steps of inputs (n, T, d)."""
+def _run(
+    call: Call, parameters: Sequence[Tensor | None], inputs: Tensor, state: State, *, backwards: bool = False
+) -> tuple[Tensor, State]:
+    """One direction of one layer over the steps of inputs (n, T, d): its hidden states (n, T, hidden), and the last
+    state. `parameters`: weights of the inputs and of the hidden state, then their biases, if there are any."""
+    to_gates, to_hidden, bias, hidden_bias = (*parameters, None, None)[:4]
+    assert to_gates is not None
+    assert to_hidden is not None
+    own, hidden = ([call.weight(value) for value in pair] for pair in ((to_gates, bias), (to_hidden, hidden_bias)))
+    kind = call.name.removesuffix("_cell").removesuffix("_layer")
+    gates = functional.linear(inputs, to_gates, bias)
+    # Gradients at zeros that are added are those of the products with the hidden state.
+    added = torch.zeros_like(gates, requires_grad=True) if kind == "gru" else None
+    zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
+    befores, afters = [], []
+    steps = list(zip(gates.unbind(1), zeros, strict=True))
+    for step, zero in reversed(steps) if backwards else steps:
+        befores.append(state[0])
+        product = functional.linear(state[0], to_hidden, hidden_bias)
+        state = _STEPS[kind](step, product if zero is None else product + zero, state)
+        afters.append(state[0])
+    before, after = (torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters))
 
-    def __init__(self, call: Call, kind: str, parameters: Sequence[Tensor | None]) -> None:
-        self.kind, (self.to_gates, self.to_hidden, self.bias, self.hidden_bias) = kind, (*parameters, None, None)[:4]
-        self.own = [call.weight(value) for value in (self.to_gates, self.bias)]
-        self.hidden = [call.weight(value) for value in (self.to_hidden, self.hidden_bias)]
+    def of_hidden(grads: Tensor) -> list[Term]:
+        return product_terms(hidden[0], hidden[1], before, grads) if any(hidden) else []
 
-    def run(self, call: Call, inputs: Tensor, state: State, *, backwards: bool) -> tuple[Tensor, State]:
-        assert self.to_gates is not None
-        assert self.to_hidden is not None
-        gates = functional.linear(inputs, self.to_gates, self.bias)
-        # Gradients at zeros that are added are those of the products with the hidden state.
-        added = torch.zeros_like(gates, requires_grad=True) if self.kind == "gru" else None
-        zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
-        befores, afters = [], []
-        steps = list(zip(gates.unbind(1), zeros, strict=True))
-        for step, zero in reversed(steps) if backwards else steps:
-            befores.append(state[0])
-            product = functional.linear(state[0], self.to_hidden, self.hidden_bias)
-            state = _STEPS[self.kind](step, product if zero is None else product + zero, state)
-            afters.append(state[0])
-        before, after = (torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters))
-        own, hidden = self.own, self.hidden
+    def of_gates(grads: Tensor) -> list[Term]:
+        terms = product_terms(own[0], own[1], inputs, grads) if any(own) else []
+        return [*terms, *of_hidden(grads)] if added is None else terms
 
-        def of_hidden(grads: Tensor) -> list[Term]:
-            return product_terms(hidden[0], hidden[1], before, grads)
-
-        def of_both(grads: Tensor) -> list[Term]:
-            terms = product_terms(own[0], own[1], inputs, grads) if any(own) else []
-            return terms if added is not None or not any(hidden) else [*terms, *of_hidden(grads)]
-
-        call.note(gates, of_both, *own, *([] if added is not None else hidden))
-        if added is not None:
-            call.note(added, of_hidden, *hidden)
-        return after, state
+    call.note(gates, of_gates, *own, *(hidden if added is None else []))
+    if added is not None:
+        call.note(added, of_hidden, *hidden)
+    return after, state
 
 
 def _is_each_ones(call: Call, start: Tensor) -> bool:
@@ -136,51 +134,45 @@ def _is_each_ones(call: Call, start: Tensor) -> bool:
     return bool(tag == Layout(1) or (tag is CONSTANT and (start == start[:, :1]).all()))
 
 
-def _layers(kind: str) -> Rule:
-    def rule(call: Call) -> Ruled:
-        packed = isinstance(call.args[3], list | tuple)
-        inputs, *_, parameters, biased, count, dropout, training, both = call.args if packed else call.args[:-1]
-        start, batch_first = call.args[2 if packed else 1], not packed and call.args[-1]
-        starts: State = tuple(start) if kind == "lstm" else (start,)
-        layout, wanted = call.layout(inputs), Layout(0 if batch_first else 1)
-        if packed and layout is not None and layout.after == 1:  # of equal lengths: (T * n, d)
-            inputs, layout = inputs.view(layout.before, call.count, -1), wanted
-        if layout != wanted or inputs.dim() != 3 or not all(_is_each_ones(call, value) for value in starts):
-            raise Unserved(f"{kind} of examples in another dimension")
-        each, ways = 4 if biased else 2, 2 if both else 1
-        if len(parameters) != each * count * ways:
-            raise Unserved(f"{kind} with projections")
-        values, ends = inputs if batch_first else inputs.transpose(0, 1), list[State]()
-        for layer in range(count):
-            if layer and training and dropout:
-                values = functional.dropout(values, dropout)
-            found = []
-            for way in range(ways):
-                place = layer * ways + way
-                cell = _Cell(call, kind, parameters[place * each : (place + 1) * each])
-                after, end = cell.run(call, values, tuple(value[place] for value in starts), backwards=way == 1)
-                found.append(after)
-                ends.append(end)
-            values = torch.cat(found, dim=2) if both else found[0]
-        outputs = values if batch_first else values.transpose(0, 1)
-        last = [torch.stack(parts) for parts in zip(*ends, strict=True)]
-        if packed:
-            outputs, layout = outputs.flatten(0, 1), Layout(0, len(outputs))
-        return (outputs, *last), [layout, *[Layout(1)] * len(last)]
-
-    return rule
+def _layers(call: Call) -> Ruled:
+    packed = isinstance(call.args[3], list | tuple)
+    inputs, *_, parameters, biased, count, dropout, training, both = call.args if packed else call.args[:-1]
+    start, batch_first = call.args[2 if packed else 1], not packed and call.args[-1]
+    starts: State = tuple(start) if call.name == "lstm" else (start,)
+    layout, wanted = call.layout(inputs), Layout(0 if batch_first else 1)
+    if packed and layout is not None and layout.after == 1:  # of equal lengths: (T * n, d)
+        inputs, layout = inputs.view(layout.before, call.count, -1), wanted
+    if layout != wanted or inputs.dim() != 3 or not all(_is_each_ones(call, value) for value in starts):
+        raise Unserved(f"{call.name} of examples in another dimension")
+    each, ways = 4 if biased else 2, 2 if both else 1
+    if len(parameters) != each * count * ways:
+        raise Unserved(f"{call.name} with projections")
+    values, ends = inputs if batch_first else inputs.transpose(0, 1), list[State]()
+    for layer in range(count):
+        if layer and training and dropout:
+            values = functional.dropout(values, dropout)
+        found = []
+        for way in range(ways):
+            place = layer * ways + way
+            own, state = parameters[place * each : (place + 1) * each], tuple(value[place] for value in starts)
+            after, end = _run(call, own, values, state, backwards=way == 1)
+            found.append(after)
+            ends.append(end)
+        values = torch.cat(found, dim=2) if both else found[0]
+    outputs = values if batch_first else values.transpose(0, 1)
+    last = [torch.stack(parts) for parts in zip(*ends, strict=True)]
+    if packed:
+        outputs, layout = outputs.flatten(0, 1), Layout(0, len(outputs))
+    return (outputs, *last), [layout, *[Layout(1)] * len(last)]
 
 
-def _single(kind: str) -> Rule:
-    def rule(call: Call) -> Ruled:
-        inputs, start, *parameters = call.args
-        states: State = tuple(start) if kind == "lstm" else (start,)
-        if any(call.layout(value) != Layout(0) or value.dim() != 2 for value in (inputs, *states)):
-            raise Unserved(f"{kind} of examples in another dimension")
-        _, end = _Cell(call, kind, parameters).run(call, inputs.unsqueeze(1), states, backwards=False)
-        return (end, [Layout(0)] * 2) if kind == "lstm" else (end[0], Layout(0))
-
-    return rule
+def _single(call: Call) -> Ruled:
+    inputs, start, *parameters = call.args
+    states: State = tuple(start) if call.name == "lstm_cell" else (start,)
+    if any(call.layout(value) != Layout(0) or value.dim() != 2 for value in (inputs, *states)):
+        raise Unserved(f"{call.name} of examples in another dimension")
+    _, end = _run(call, parameters, inputs.unsqueeze(1), states)
+    return end if call.name == "lstm_cell" else end[0], Layout(0)
 
 
 def _own(call: Call) -> Ruled:
@@ -189,16 +181,11 @@ def _own(call: Call) -> Ruled:
     if layout != Layout(0) or inputs.dim() != 3:
         raise Unserved("an LSTMLayer of examples in another dimension")
     start = inputs.new_zeros(len(inputs), parameters[1].shape[1])
-    to_gates, to_hidden, bias = parameters
-    cell = _Cell(call, "lstm", [to_gates, to_hidden, bias])
-    return cell.run(call, inputs, (start, start), backwards=False)[0], layout
+    return _run(call, parameters, inputs, (start, start))[0], layout
 
 
 RECURRENT_RULES: dict[str, Rule] = {
     "lstm_layer": _own,
-    **{kind: _layers(kind) for kind in _STEPS},
-    "lstm_cell": _single("lstm"),
-    "gru_cell": _single("gru"),
-    "rnn_tanh_cell": _single("rnn_tanh"),
-    "rnn_relu_cell": _single("rnn_relu"),
+    **dict.fromkeys(_STEPS, _layers),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _single),
 }

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -146,15 +146,15 @@ class Term(Protocol):
         """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the parameters."""
 
 
-def without(term: Term, lost: Tensor) -> Term:
+def without(term: Any, lost: Tensor) -> Any:
     """The same term with zeros for the examples that `lost`, (n,) of booleans, names: their gradients are then zero."""
-    if isinstance(term, Tied):
-        return Tied(*(cast(Any, without(part, lost)) for part in (term.lookup, term.outer)))
-    found = {each.name: getattr(term, each.name) for each in fields(term)}
-    floats = {name: value for name, value in found.items() if isinstance(value, Tensor) and value.is_floating_point()}
-    return replace(
-        term, **{name: value.masked_fill(lost.view(-1, *[1] * (value.dim() - 1)), 0) for name, value in floats.items()}
-    )
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.masked_fill(lost.view(-1, *[1] * (value.dim() - 1)), 0)
+        return without(value, lost) if isinstance(value, Lookup | Outer) else value
+
+    return replace(term, **{each.name: kept(getattr(term, each.name)) for each in fields(term)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from discreet.per_example.calls import DROPPING, FILLING, RECURRENT, called_inside, redispatch
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.layouts import Unserved
-from discreet.per_example.objective import Loss, Objective, Tree, mapped, rows_of
+from discreet.per_example.objective import Objective, Tree, mapped, rows_of
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
 COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after layer
@@ -29,15 +28,7 @@ _REPEATED = 1e-5  # and by this part if the same kernels have
 _SEED = 52183
 # What a forward may raise that can't do what is asked of it.
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
-# By model: the losses that it was tried with.
-_tried: WeakKeyDictionary[nn.Module, list[ref[Loss]]] = WeakKeyDictionary()
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
-
-
-def check_layers(model: nn.Module) -> None:
-    """Raises ValueError if a layer mixes examples."""
-    for name, layer in model.named_modules():
-        check_layer(layer, name)
 
 
 def only_known_derivatives(outputs: Tensor) -> None:
@@ -53,21 +44,23 @@ def only_known_derivatives(outputs: Tensor) -> None:
         waiting += [before for before, _ in node.next_functions]
 
 
-def check_layer(layer: nn.Module, name: str = "") -> None:
+def check_layers(model: nn.Module) -> None:
     """ValueError for statistics of the batch, or that change with it; for a table of embeddings that a pass changes, or
     whose gradients count rows over a batch; and if the values of an example decide how many numbers are drawn."""
-    kind = type(layer).__name__
-    named = f"layer {name!r} ({kind})" if name else kind
-    running = getattr(layer, "running_mean", None) is not None
-    if isinstance(layer, _NormBase) and (layer.training if running else isinstance(layer, _BatchNorm)):
-        raise ValueError(
-            f"{named} mixes examples: use GroupNorm instead (discreet.to_group_norm makes it)"
-            + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
-        )
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (layer.max_norm is not None or layer.scale_grad_by_freq):
-        raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
-    if isinstance(layer, nn.RReLU) and layer.training:
-        raise ValueError(f"{named} draws a number for each value below 0: use LeakyReLU or PReLU")
+    for name, layer in model.named_modules():
+        kind = type(layer).__name__
+        named = f"layer {name!r} ({kind})" if name else kind
+        running = getattr(layer, "running_mean", None) is not None
+        if isinstance(layer, _NormBase) and (layer.training if running else isinstance(layer, _BatchNorm)):
+            raise ValueError(
+                f"{named} mixes examples: use GroupNorm instead (discreet.to_group_norm makes it)"
+                + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
+            )
+        is_table = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        if is_table and (layer.max_norm is not None or layer.scale_grad_by_freq):
+            raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
+        if isinstance(layer, nn.RReLU) and layer.training:
+            raise ValueError(f"{named} draws a number for each value below 0: use LeakyReLU or PReLU")
 
 
 @contextmanager
@@ -119,39 +112,31 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small:
     return getattr(model, "made_up_rows", lambda rows: rows)(found)
 
 
-def try_out(objective: Objective, inputs: Tree, targets: Tree) -> None:
-    """Tries a model, and with it a loss that is not Discreet's, once. Inputs give shapes and types alone.
+def try_out(objective: Objective, inputs: Tree, targets: Tree, *, tries_loss: bool) -> None:
+    """Tries a model, and with it a loss. Inputs give shapes and types alone.
 
     Raises:
       ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before;
         or the loss of an example depends on other examples.
     """
-    model, loss = objective.model, objective.loss
-    losses = _tried.get(model)
-    ours = str(getattr(loss, "func", loss).__module__).startswith("discreet.")
-    tries_loss = not ours and all(each() is not loss for each in losses or ())
-    if not tries_loss and losses is not None:
-        return
     for small in (False, True):
         try:
             with torch.enable_grad():
-                outputs, again, moved = two_passes(objective, made_up(model, inputs, 3, small=small))
+                outputs, again, moved = two_passes(objective, made_up(objective.model, inputs, 3, small=small))
             break
         except CONFUSED:
             if small:  # torch.func serves it, if anything does: each example goes through model and loss alone
                 return
     if moved:
         raise ValueError(writes(moved))
-    pairs = zip(_floats(outputs), _floats(again), strict=True)
-    if any(differ(one, other, _REPEATED) for one, other in pairs):
+    pairs = zip(floats_in(outputs), floats_in(again), strict=True)
+    if any(differ(one.detach(), other.detach(), _REPEATED) for one, other in pairs):
         raise ValueError(
             "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
             "draws random numbers that torch.manual_seed does not repeat"
         )
     if tries_loss and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
         _try_loss(objective, outputs.detach(), targets)
-    with suppress(TypeError):  # a loss that can't be referred to is tried at each step
-        _tried.setdefault(model, []).append(ref(loss))
 
 
 def two_passes(objective: Objective, inputs: Tree) -> tuple[Any, Any, str]:
@@ -226,8 +211,9 @@ def is_same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def _floats(outputs: Any) -> list[Tensor]:
-    return [value.detach() for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
+def floats_in(outputs: Any) -> list[Tensor]:
+    """The tensors of floats in what a model gives."""
+    return [value for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:

@@ -360,11 +360,10 @@ class Watch(TorchFunctionMode):
             call.func = Tensor.reshape  # a convolution here may have put its channels last in memory
         result = call.run()
         tag = mixed or self._tag_of(call)
-        if function.writes and tag != call.tags[0]:
-            raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(f"{name} into another tensor")))
-        if isinstance(result, Tensor) or function.writes or any(isinstance(value, Tensor) for value in leaves(result)):
-            return self.results(result, tag, drawn=call.drawn)
-        raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(name)))
+        is_known = isinstance(result, Tensor) or any(isinstance(value, Tensor) for value in leaves(result))
+        if tag != call.tags[0] if function.writes else not is_known:
+            raise refusal(placed(tag if isinstance(tag, Mixed) else Mixed(f"{name} into another kind of value")))
+        return self.results(result, tag, drawn=call.drawn)
 
     def _tag_of(self, call: Call) -> Any:
         name, check = call.name, CHECKS.get(call.name)

@@ -130,13 +130,6 @@ def _checked(call: Call) -> Ruled:
     return call.run(), CHECKS[call.name](call)
 
 
-def looked_up(weight: Weight, ids: Tensor, padding: int) -> Weight:
-    """Rows of a table by constant numbers, the same for every example."""
-    slot = weight.slot
-    assert slot is not None
-    return Weight(None, lambda g: [_lookup(slot, ids.expand(len(g), *ids.shape), g, padding)], weight.roots)
-
-
 def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
     places = ids.long().reshape(len(ids), -1)
     rows = grads.reshape(*places.shape, grads.shape[-1])
@@ -294,7 +287,7 @@ def copies(call: Call, value: Tensor, weight: Weight, *, place: int = -1) -> Ten
     """
     one = value.squeeze(place) if place >= 0 else value
     found = one.detach().expand(call.count, *one.shape).requires_grad_()
-    call.watch.note(found, weight.reshaped(value.shape).terms)
+    call.watch.note(found, lambda grads: weight.terms(grads.reshape(len(grads), *value.shape)))
     ones = [1] * (-place - 1)
     return found.movedim(0, place) if place >= 0 else found.reshape(call.count, *ones, *one.shape)
 
@@ -313,7 +306,7 @@ def repeated_for_each(call: Call) -> Ruled:
 
 
 def with_copies(call: Call) -> Call:
-    """An call on elements, or attention, with copies in place of its parameters, beside the examples' layout.
+    """A call on elements, or attention, with copies in place of its parameters, beside the examples' layout.
 
     Raises:
       Unserved: another call, or a parameter that has as many rows as there are examples.
@@ -345,8 +338,9 @@ def derived(value: Tensor, call: Call) -> Weight:
     weights = [tag for tag in call.tags if isinstance(tag, Weight)]
     roots = list({id(root): root for weight in weights for root in weight.roots}.values())
     tags = [call.watch.tag(root) for root in roots]
-    if call.name == "embedding" and weights[0].slot is not None:
-        return looked_up(weights[0], call.args[1], call.argument(2, "padding_idx", default=-1))
+    if call.name == "embedding" and (slot := weights[0].slot) is not None:  # rows by constant numbers
+        ids, padding = call.args[1], call.argument(2, "padding_idx", default=-1)
+        return Weight(None, lambda g: [_lookup(slot, ids.expand(len(g), *ids.shape), g, padding)], tuple(roots))
 
     def terms(grads: Tensor) -> list[Term]:
         found = torch.autograd.grad(

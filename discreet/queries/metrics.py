@@ -40,11 +40,8 @@ QUANTILES = {"clients_worst_tenth": 0.1, "clients_median": 0.5}
 
 
 def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[Block, ...]:
-    """The blocks that metrics are read from, in their order.
-
-    Raises:
-      ValueError: a name is unknown for what is predicted, or is given twice; it names the choices.
-    """
+    """The blocks that metrics are read from, in their order. ValueError: a name is unknown for what is predicted, or is
+    given twice; it names the choices."""
     known = metrics_of(shape.target.kind)
     unknown = [name for name in names if name not in known]
     if unknown or not names or len({*names}) < len(names):

@@ -85,11 +85,7 @@ class Query:
         return torch.cat(parts)
 
     def noised(self, sums: Sums) -> list[NoisedBlock]:
-        """The noised mean over clients of each block, in its own units.
-
-        Raises:
-          ValueError: the sum has another length.
-        """
+        """The noised mean over clients of each block, in its own units. ValueError: the sum has another length."""
         if len(sums.values) != self.length:
             raise ValueError(f"the sum must have {self.length} numbers, not {len(sums.values)}")
         mean = torch.tensor(sums.values, dtype=torch.float64) / sums.expected_cohort
@@ -121,11 +117,8 @@ def within(block: Tensor, bound: float) -> Tensor:
 
 
 def query_of(name: str, run: ClientSettings, shape: TaskShape) -> Query:
-    """The query of that name in a run on data of this shape.
-
-    Raises:
-      ConfigError: there is no such query, or a metric does not fit what is predicted.
-    """
+    """The query of that name in a run on data of this shape. ConfigError: there is no such query, or a metric does not
+    fit what is predicted."""
     if name in OF_DATA:
         names = ["moments"] if name == NORMALISE else run.statistics.of
         return Query(statistic_blocks(names, shape_of_data(run.statistics, shape)))
@@ -138,11 +131,8 @@ def query_of(name: str, run: ClientSettings, shape: TaskShape) -> Query:
 
 
 def shape_of_data(asked: StatisticsConfig, shape: TaskShape) -> DataShape:
-    """The public facts of the data that statistics are about.
-
-    Raises:
-      ConfigError: their range is not given, or statistics of such data are not known.
-    """
+    """The public facts of the data that statistics are about. ConfigError: their range is not given, or statistics of
+    such data are not known."""
     if asked.low is None or asked.high is None:
         raise ConfigError("statistics.low and statistics.high must be given: these data declare no range of inputs")
     if shape.num_tokens or len(shape.input_shape) not in (1, 3):

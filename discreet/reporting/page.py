@@ -70,11 +70,8 @@ class Report:
 
 
 def report_of(paths: Sequence[Path]) -> Report:
-    """The report on the run folders among `paths` and below them.
-
-    Raises:
-      ConfigError: there is no such folder, no run in it, or none that has finished a round.
-    """
+    """The report on the run folders among `paths` and below them. ConfigError: there is no such folder, no run in it,
+    or none that has finished a round."""
     # dp_accounting says on this logger that it leaves out an order that RDP can't use. The bound holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
     records = read_runs(find_runs(paths))

@@ -52,11 +52,9 @@ class Picture:
 
 
 def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
-    """A picture that a function draws on `rows` axes below each other; the function gives the note.
-
-    It is an SVG element that a screen reader calls `title`, with the legend of the first axes below it. Identifiers
-    depend on the title, so that two pictures of one page share none.
-    """
+    """A picture that a function draws on `rows` axes below each other; the function gives the note. It is an SVG
+    element that a screen reader calls `title`, with the legend of the first axes below it. Identifiers depend on the
+    title, so that two pictures of one page share none."""
     from matplotlib import rc_context  # it takes a second: only a program that draws pays for it
     from matplotlib.figure import Figure
 

@@ -106,11 +106,8 @@ def score_word(records: Iterable[RunRecord]) -> str:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The run folders among `paths` and below them, each once, in order of their names.
-
-    Raises:
-      ConfigError: a path does not exist, or no run is found.
-    """
+    """The run folders among `paths` and below them, each once, in order of their names. ConfigError: a path does not
+    exist, or no run is found."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -128,11 +125,8 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs that have finished a round, named by where they are below their common folder.
-
-    Raises:
-      ConfigError: a file of a run is damaged, or no run has finished a round.
-    """
+    """The runs that have finished a round, named by where they are below their common folder. ConfigError: a file of a
+    run is damaged, or no run has finished a round."""
     shared = os.path.commonpath([folder.parent for folder in folders])
     records = [record for folder in folders if (record := _read(folder, folder.relative_to(shared).as_posix()))]
     if not records:
@@ -242,10 +236,8 @@ def split_same(rows: Sequence[Row]) -> tuple[Row, list[Row]]:
 
 
 def runs_table(records: Sequence[RunRecord]) -> list[Row]:
-    """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest.
-
-    A score that clients gave in one of the runs is followed by its standard error.
-    """
+    """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest. A score that
+    clients gave in one of the runs is followed by its standard error."""
     tried, scores = tried_settings(records), list[str]()
     for score in score_columns(record.rounds[-1] for record in records):
         rated = any(row.get(f"{score}{ERROR}") is not None for record in records for row in record.rounds)

@@ -35,10 +35,8 @@ SAME_DATA = ("name", "path", "num_clients", "partition", "alpha", "partition_see
 
 
 def spent_by_data_owner(record: RunRecord, guarantee: str) -> dict[str, Entries]:
-    """The spending of each data owner's data for a guarantee; the user level has one data owner, "".
-
-    Empty if the guarantee is off, and for client-side guarantees of a federation, whose ledgers the clients keep.
-    """
+    """The spending of each data owner's data for a guarantee; the user level has one data owner, "". Empty if the
+    guarantee is off, and for client-side guarantees of a federation, whose ledgers the clients keep."""
     return _by_data_owner(_releases(record, guarantee))
 
 
@@ -62,9 +60,7 @@ def _by_data_owner(releases: Iterable[Release]) -> dict[str, Entries]:
 
 def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
     """Epsilon of the data owner that has spent most, by every accountant that knows the events; empty if none paid.
-
-    Pure epsilon only if it is finite.
-    """
+    Pure epsilon only if it is finite."""
     distinct = {tuple(entries) for entries in spent.values()}
     if not distinct:
         return {}
@@ -80,11 +76,9 @@ def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
 
 
 def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Pairs]:
-    """(round, epsilon) by accountant, at each round of the data owner that has spent most by then.
-
-    The curve of the run's own accountant comes from metrics.csv and has every round; the others have at most 16
-    points. Empty if the guarantee is off.
-    """
+    """(round, epsilon) by accountant, at each round of the data owner that has spent most by then. The curve of the
+    run's own accountant comes from metrics.csv and has every round; the others have at most 16 points. Empty if the
+    guarantee is off."""
     own, privacy = record.series(f"epsilon_{guarantee}"), record.config.privacy
     if not own:
         return {}
@@ -125,10 +119,8 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
 
 def choice_costs(records: Sequence[RunRecord]) -> list[str]:
     """The price of picking one of several runs by its result, which is a release too: a sentence for each guarantee.
-
     Each states epsilons by RDP at the largest delta of the runs: of the dearest run, and of all runs together, which
-    holds whatever is picked or published of them. Runs whose noise protects nobody count like the others.
-    """
+    holds whatever is picked or published of them. Runs whose noise protects nobody count like the others."""
     return [_choice_cost(records, name) for name in guarantee_names(records)] if len(records) > 1 else []
 
 
@@ -136,9 +128,14 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
     paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
     delta = max(record.config.privacy.delta for record in paying)
     spent = [spent_by_data_owner(record, guarantee) for record in paying]
+    dealt = {tuple(repr(record.settings.get(f"data.{name}")) for name in SAME_DATA) for record in records}
     together, one = "not stated", "one"
-    if why := _why_not_together(records, paying, spent):
-        pass
+    if not all(spent):
+        why = "the clients keep their ledgers themselves"
+    elif len(dealt) > 1:
+        why = "the runs deal the data differently, so that a client is not the same in all of them"
+    elif len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
+        why = "the runs have different adjacencies"
     elif without := len(records) - len(paying):
         together, one = "inf", "the dearest of the others"
         why = f"no {guarantee}-level guarantee in {without} of the runs, which are over the same clients"
@@ -151,16 +148,6 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
         f"{guarantee}-level, choosing the best: epsilon {together} for all {len(records)} runs, "
         f"{dearest:.4g} for {one} (rdp, delta {delta:g}); {why}"
     )
-
-
-def _why_not_together(records: Sequence[RunRecord], paying: Sequence[RunRecord], spent: Sequence[Spent]) -> str:
-    if not all(spent):
-        return "the clients keep their ledgers themselves"
-    if len({tuple(repr(record.settings.get(f"data.{name}")) for name in SAME_DATA) for record in records}) > 1:
-        return "the runs deal the data differently, so that a client is not the same in all of them"
-    if len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
-        return "the runs have different adjacencies"
-    return ""
 
 
 def _largest(spent: Iterable[Entries], delta: float) -> float:

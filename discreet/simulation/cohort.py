@@ -43,8 +43,17 @@ from discreet.server.round import round_settings
 from discreet.server.transport import Failure
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.training import TaskConfig
-from discreet.simulation.chunk import Chunk, Draws, SecureDraws, SeededDraws, chunk_steps, chunk_updates
-from discreet.simulation.client_examples import SharedExamples, TrainedExamples, shared_examples, table_of, trained_on
+from discreet.simulation.chunk import (
+    Chunk,
+    Draws,
+    SecureDraws,
+    SeededDraws,
+    SharedExamples,
+    TrainedExamples,
+    shared_examples,
+    table_of,
+    trained_on,
+)
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
@@ -126,7 +135,7 @@ class Engine:
         answers = self._answers(params, work) if request.work.query else None
         updates, norms = torch.zeros(count, 0), torch.zeros(count)
         if vector.largest_sum:
-            updates = chunk_steps(self._chunk(work), params, request.run.example.clip_norm).cpu()
+            updates = self._chunk(work).steps(params, request.run.example.clip_norm).cpu()
         elif request.work.trains:
             updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)
@@ -156,7 +165,7 @@ class Engine:
     def _trained(self, params: Tensor, work: _Work) -> Tensor:
         """The updates of the clients, (k, num_params)."""
         chunk = self._chunk(work)
-        updates = chunk_updates(chunk, params).cpu()
+        updates = chunk.updates(params).cpu()
         if work.local is not None:
             for row in range(len(updates)):
                 updates[row] = release_update(updates[row], work.local, source=chunk.draws.of(row).child("local"))
@@ -262,10 +271,8 @@ def masked_vector(plan: Plan) -> SecureSum | None:
 
 
 def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
-    """The engine for a run on a task; `dealt` in place of the run's own partition.
-
-    `device` of the run decides where it computes: a chunk for every core, or one at a time on a GPU.
-    """
+    """The engine for a run on a task; `dealt` in place of the run's own partition. `device` of the run decides where it
+    computes: a chunk for every core, or one at a time on a GPU."""
     run, device = plan.run, torch.device(plan.device)
     model = model_for(plan.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
@@ -307,7 +314,7 @@ def trains_together(model: MappedModel, data: SharedExamples, task: TaskConfig, 
         draws = SeededDraws([seeded_source(size) for size in _TRIED])
         chunk = Chunk(replace(model, together=together), data, table, [settings] * len(_TRIED), draws)
         try:
-            found.append(chunk_updates(chunk, flatten_parameters(model.model)))
+            found.append(chunk.updates(flatten_parameters(model.model)))
         except MISTAKES:  # vmap can't follow the forward
             return False
     return bool(((found[0] - found[1]).norm(dim=1) <= _AGREEMENT * found[1].norm(dim=1)).all())

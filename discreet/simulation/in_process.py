@@ -31,7 +31,7 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
 from discreet.settings.settings import Settings, client_settings
-from discreet.simulation.client_examples import trained_on
+from discreet.simulation.chunk import trained_on
 from discreet.simulation.cohort import CHUNK_BYTES, BatchedTransport, engine_of, masked_vector
 from discreet.simulation.mapped_model import MappedModel
 
@@ -140,10 +140,7 @@ def simulate(
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
     """The clients of a run that is ready to start, asked by the engine that `engine` names; `held` ends its workers.
-
-    Raises:
-      ConfigError: the engine does not cover the run.
-    """
+    ConfigError: the engine does not cover the run."""
     plan, run = session.plan, session.plan.run
     if run.needs_normaliser:
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
@@ -161,11 +158,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
 
 
 def check(config: Settings) -> Plan:
-    """The plan of a run; starts nothing and opens no folder.
-
-    Raises:
-      ConfigError: `simulate` would refuse the configuration.
-    """
+    """The plan of a run; starts nothing and opens no folder. ConfigError: `simulate` would refuse the configuration."""
     _check_engine(client_settings(config), config.engine, config.device)
     return resolve(config)[0]
 

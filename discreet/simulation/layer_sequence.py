@@ -1,9 +1,7 @@
 """Many models of one architecture, layer after layer: row c of every tensor belongs to client c.
 
 Each layer has its forward and its backward pass by hand: with a model of a few small matrices for each client, what an
-automatic derivative adds would cost more than the products themselves. Against `torch.func.vmap` over the clients this
-wins 3 times (logistic regression), 3 (MLP) and 1.8 (CNN) with plain SGD, and 2.5, 4 and 1.6 times with
-DP-SGD.
+automatic derivative adds would cost more than the products themselves.
 
 Shapes: k clients, n examples each. Images stand with their channels last, (k, n, height, width, channels). A
 convolution is a linear layer on the patches that it reads, laid out as rows ("im2col").
@@ -23,10 +21,9 @@ from torch.nn import functional
 
 from discreet.per_example.convolution import Geometry
 from discreet.per_example.objective import Loss, cross_entropy, softmax_minus_one_hot
-from discreet.per_example.perceptron import unchanged
+from discreet.per_example.passes import unchanged
 from discreet.per_example.terms import mass
 from discreet.privacy.clipping import clip_factors
-from discreet.simulation.client_examples import Batch
 
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
 
@@ -37,14 +34,20 @@ Params = list[Tensor]  # of many models: each parameter (k, ...)
 LARGEST_NORM = 2.0**44  # as in discreet.per_example.per_example, a gradient beyond it counts as zero
 
 
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch of k clients, read from the data set: (k, width, ...) each. `weights` (k, width) are of gradients, 0 for
+    padding."""
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
 @dataclass(frozen=True)
 class ParameterLayout:
-    """The place of each parameter in a row, as parameters travel, in the order of model.parameters().
-
-    Attributes:
-        parameters: of each its shape in the model, or that with a dimension split in several, and the order of these
-            dimensions as the layers read them.
-    """
+    """The place of each parameter in a row, as parameters travel, in the order of model.parameters(): its shape in the
+    model, or that with a dimension split in several, and the order of these dimensions as the layers read them."""
 
     parameters: tuple[tuple[Shape, Shape], ...]
 
@@ -85,16 +88,9 @@ class ParameterLayout:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A layer's inputs and the gradients at its outputs, which make up the gradients of its weight and its bias.
-
-    The gradient of example i of client c is grads[c, i]^T inputs[c, i] for the weight, and the sum of grads[c, i] over
-    positions for the bias.
-
-    Attributes:
-        weight: the number of the weight among the parameters. The bias is the next one.
-        inputs: (k, n, positions, width).
-        grads: (k, n, positions, out).
-    """
+    """A layer's inputs (k, n, positions, width) and the gradients at its outputs (k, n, positions, out). The gradient
+    of example i of client c is grads[c, i]^T inputs[c, i] for parameter number `weight`, and the sum of grads[c, i]
+    over positions for the next one, the bias."""
 
     weight: int
     inputs: Tensor
@@ -108,10 +104,8 @@ Backward = tuple[Tensor | None, list[Use]]
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer on the last dimension of (k, n, ..., width): also on patches of a convolution.
-
-    Weights are (k, out, ...), with `width` numbers an output; biases (k, out).
-    """
+    """A linear layer on the last dimension of (k, n, ..., width): also on patches of a convolution. Weights are (k,
+    out, ...), with `width` numbers an output; biases (k, out)."""
 
     weight: int
 
@@ -223,10 +217,8 @@ class LayerSequence:
     loss: Loss = cross_entropy
 
     def accumulate(self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float) -> None:
-        """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place.
-
-        `into` may be `params` itself: gradients are those before any of it has changed.
-        """
+        """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place. `into` may be
+        `params` itself: gradients are those before any of it has changed."""
         for use in self._passes(params, batch):
             inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
             weight, bias = into[use.weight], into[use.weight + 1]
@@ -277,11 +269,9 @@ def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
 
 
 def _squared_norms(use: Use) -> Tensor:
-    """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64.
-
-    With one position an example they are products of norms (Goodfellow 2015), in float64 throughout: a large norm may
-    hide behind the square of a small one. Otherwise the gradients are built.
-    """
+    """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64. With one position an example
+    they are products of norms (Goodfellow 2015), in float64 throughout: a large norm may hide behind the square of a
+    small one. Otherwise the gradients are built."""
     grads, inputs = use.grads, use.inputs
     if inputs.shape[2] == 1:
         return _squares(grads[:, :, 0]) * (_squares(inputs[:, :, 0]) + 1)
@@ -301,10 +291,8 @@ def clip_scale(norms: Tensor, clip_norm: float) -> Tensor:
 
 
 def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy) -> LayerSequence | None:
-    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered.
-
-    Nor are frozen parameters, hooks, and parameters that several layers share.
-    """
+    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered. Nor are
+    frozen parameters, hooks, and parameters that several layers share."""
     values = [value for _, value in model.named_parameters(remove_duplicate=False)]
     if (
         type(model) is not nn.Sequential
@@ -321,11 +309,9 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
 
 
 class _Way:
-    """The way of one example through a model: its shape as the layers read it, and the kind of thing that it is.
-
-    The kinds are "inputs" (as the data set has them), "image" (its channels are last), "flat image" (the next linear
-    layer reads it by a weight in the image's order), and "vector". Methods are False for what has no pass by hand.
-    """
+    """The way of one example through a model: its shape as the layers read it, and the kind of thing that it is. The
+    kinds are "inputs" (as the data set has them), "image" (its channels are last), "flat image" (the next linear layer
+    reads it by a weight in the image's order), and "vector". Methods are False for what has no pass by hand."""
 
     def __init__(self, input_shape: Shape) -> None:
         self.layers: list[Layer] = []

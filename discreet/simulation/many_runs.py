@@ -215,9 +215,7 @@ def _reason(job: Job, task: Any, *, adopts: bool) -> str | None:
 
 def _attempt(job: Job, folder: Path, known: bool) -> str | None:
     """The task, in a working folder: does the run, and gives the reason for which it failed, in one line, or None.
-
-    `known`: where it was started from, its ledgers are known to be its own. So they are here.
-    """
+    `known`: where it was started from, its ledgers are known to be its own. So they are here."""
     fault = job.adopt() if known else None
     if fault is not None:
         return fault

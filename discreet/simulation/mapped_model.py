@@ -24,8 +24,7 @@ from discreet.per_example.layouts import FEWEST
 from discreet.per_example.objective import LOSS_SCALE, Loss
 from discreet.per_example.recurrent import LSTMLayer
 from discreet.privacy.randomness import RandomSource
-from discreet.simulation.client_examples import Batch
-from discreet.simulation.layer_sequence import ParameterLayout, Params, clip_scale
+from discreet.simulation.layer_sequence import Batch, ParameterLayout, Params, clip_scale
 
 # Dropout that multiplies an example by a mask, of one number for each of its numbers, or for each of its channels.
 _BY_NUMBER = (nn.Dropout, functional.dropout)

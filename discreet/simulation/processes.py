@@ -94,11 +94,8 @@ def removed_folder() -> tuple[Path, subprocess.Popen[bytes]]:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for this user alone, which is removed with the block, or with this process, even by kill -9.
-
-    Every process that is started in the block, and what that starts, ends with it too: their environment names the
-    folder.
-    """
+    """A folder for this user alone, which is removed with the block, or with this process, even by kill -9. Every
+    process that is started in the block, and what that starts, ends with it too: their environment names the folder."""
     folder, remover = removed_folder()
     before = os.environ.get(SCRATCH)
     os.environ[SCRATCH] = str(folder)

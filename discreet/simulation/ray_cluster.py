@@ -42,7 +42,7 @@ from discreet.models.models import OWN, own_builder
 from discreet.settings.places import PACKED
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import HF
-from discreet.simulation.client_examples import read_only
+from discreet.simulation.chunk import read_only
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
 from discreet.simulation.workers import QUEUED, Train
 

@@ -203,12 +203,8 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
 
 def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
     """The cost of a choice among trials of these plans, each trial with all of its rounds. `repeated`: the most rounds
-    that a trial did a second time because it was interrupted.
-
-    Raises:
-      ConfigError: a plan gives a guarantee other than the user-level one, none at all, or no noise; their
-        deltas differ; or none of them costs most at every Renyi order.
-    """
+    that a trial did a second time because it was interrupted. ConfigError: a plan gives a guarantee other than the
+    user-level one, none at all, or no noise; their deltas differ; or none of them costs most at every Renyi order."""
     for plan in plans:
         mechanisms = plan.mechanisms
         if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:

@@ -61,11 +61,8 @@ class LocalWorkers:
         self._params.copy_(params)
 
     def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of each piece. Their sum is overwritten once the next ones are asked for.
-
-        Raises:
-          RunLostError: the process that had a piece is gone.
-        """
+        """The replies of each piece. Their sum is overwritten once the next ones are asked for. RunLostError: the
+        process that had a piece is gone."""
         for work in works:
             if not self._forks:
                 yield self._train(self._params, work)

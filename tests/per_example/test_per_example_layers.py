@@ -116,19 +116,6 @@ def test_normalisation_of_each_example(count: int, groups: int, space: list[int]
     check(lambda: nn.Sequential(*layers, nn.Linear(size, 3)), inputs, targets=targets, order=order)
 
 
-@given(count=COUNTS, length=st.integers(1, 4), first=st.booleans(), bias=st.booleans(), order=ORDERS)
-@settings(max_examples=20, deadline=None)
-def test_transformer_layers(count: int, length: int, first: bool, bias: bool, order: int) -> None:
-    inputs, targets = tokens(count, length)
-
-    def build() -> nn.Module:
-        options = {"dropout": 0.0, "batch_first": True, "norm_first": first, "bias": bias}
-        layers = [nn.TransformerEncoderLayer(8, 2, 12, **options) for _ in range(2)]  # type: ignore[arg-type]
-        return nn.Sequential(nn.Embedding(6, 8), *layers, nn.Linear(8, 6))
-
-    check(build, inputs, targets=targets, order=order)
-
-
 @given(count=COUNTS, space=st.lists(st.integers(2, 4), max_size=3), order=ORDERS, affine=st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_batch_normalisation_by_statistics_that_stay(count: int, space: list[int], order: int, affine: bool) -> None:

@@ -15,7 +15,6 @@ from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gr
 from discreet.per_example.terms import Outer, Slot
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.simulation.chunk import SecureDraws
-from discreet.simulation.client_examples import read
 from discreet.training.local_training import LocalSettings
 from tests.per_example.layers_cases import DATA_OWNERS, SEQUENCES, WEIGHTS, Case, encoder
 from tests.per_example.layers_table import inputs_of, model_of
@@ -95,7 +94,7 @@ def test_what_one_example_of_a_simulated_client_adds_is_at_most_the_clip_norm(mo
     clients = Clients(model, MODELS[model], (1,))
     chunk = clients.chunk([LocalSettings(1, 1, 0.1, 0.0)], SecureDraws(secure()))
     params = chunk.model.layout.copies(clients.start, 1)
-    batch = read(chunk.data, chunk.table, mean=False)
+    batch = chunk.read(chunk.table, mean=False)
     for scale in SCALES:
         for clip in (1e-27, LEAST_NUMBER, 1.0, LARGEST_NUMBER):
             total = chunk.model.clipped_sums(params, replace(batch, weights=batch.weights * scale), clip)

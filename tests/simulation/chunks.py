@@ -15,8 +15,14 @@ from discreet.per_example.objective import cross_entropy
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.server.plan import Plan
 from discreet.server.round import round_settings
-from discreet.simulation.chunk import Chunk, Draws, SeededDraws, chunk_updates
-from discreet.simulation.client_examples import SharedExamples, shared_examples, table_of
+from discreet.simulation.chunk import (
+    Chunk,
+    Draws,
+    SeededDraws,
+    SharedExamples,
+    shared_examples,
+    table_of,
+)
 from discreet.simulation.cohort import Engine
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
@@ -73,7 +79,7 @@ class Clients:
         return Engine(plan.seed, release, self.shared, held, self.layers, chunk, workers)
 
     def together(self, how: LocalSettings) -> Tensor:
-        return chunk_updates(self.chunk([how] * len(self.sizes), SeededDraws(self.sources())), self.start)
+        return self.chunk([how] * len(self.sizes), SeededDraws(self.sources())).updates(self.start)
 
     def alone(self, how: LocalSettings) -> Tensor:
         model, data = build_model(self.model, self.shape, CLASSES, seed=self.seed), self.data

@@ -1,4 +1,4 @@
-"""Clients trained together do what each would do alone, for the same random draws, or for draws of the same law."""
+"""Clients trained together do what each would do alone: their draws, their examples, and the layers of their models."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from discreet.data.partition import Numbers
 from discreet.per_example.objective import cross_entropy
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.simulation.chunk import Chunk, SecureDraws, SeededDraws, chunk_updates
-from discreet.simulation.client_examples import PIECE, Batch, shared_examples, table_of
-from discreet.simulation.layer_sequence import ParameterLayout, sequence_of
+from discreet.simulation.chunk import PIECE, Chunk, SecureDraws, SeededDraws, shared_examples, table_of
+from discreet.simulation.layer_sequence import Batch, ParameterLayout, sequence_of
 from discreet.simulation.mapped_model import mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
 from tests.simulation.chunks import Clients, apart
@@ -75,11 +74,11 @@ def test_examples_that_are_not_finite_spoil_no_other_client_and_are_dropped_by_d
     data = clients.data
     data.inputs[clients.held[1][2]] = torch.nan
     shared = shared_examples(data, torch.device("cpu"))
-    spoilt = chunk_updates(replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=shared), clients.start)
+    spoilt = replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=shared).updates(clients.start)
     assert torch.isfinite(spoilt).all(1).tolist() == [True, False, True]
     how, held = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.held[1]
     table = table_of([held, np.delete(held, 2)])
-    updates = chunk_updates(Chunk(clients.layers, shared, table, [how] * 2, SecureDraws(secure())), clients.start)
+    updates = Chunk(clients.layers, shared, table, [how] * 2, SecureDraws(secure())).updates(clients.start)
     assert apart(updates[:1], updates[1:]) < 1e-5
 
 

@@ -33,7 +33,7 @@ from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
-from discreet.simulation.client_examples import shared_examples
+from discreet.simulation.chunk import shared_examples
 from discreet.simulation.cohort import BatchedTransport, engine_of, trains_together
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
