@@ -19,6 +19,7 @@ from discreet.data.examples import Task
 from discreet.data.partition import SampledExamples
 from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
+from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan, planned
 from discreet.server.round import cohort_sampling, dp_fedavg_round, round_settings
 from discreet.server.state import State, initial_state
@@ -68,7 +69,7 @@ def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
     with BatchedTransport(plan, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
             cohort = cohort_sampling(plan).draw(exchange.available_clients(), secure_source())
-            replies = exchange.ask(round_number=number, params=state.params, clip_norm=state.clip_norm, cohort=cohort)
+            replies = exchange.ask(TrainRequest(number, state.clip_norm, plan.run), state.params, cohort)
             updates = ReplyStats().accept(replies)
             settings, source = round_settings(plan), secure_source()
             state, _ = dp_fedavg_round(state, updates, settings, source=source, charge=lambda _: None)

@@ -174,7 +174,7 @@ def _batched(run: Settings, task: Task, held: ClientExamples, ledger: DurableLed
 
     def rounds(clients: Sequence[int]) -> None:
         total = release.empty(len(start), CLIP_NORM)
-        for replies in exchange.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=clients):
+        for replies in exchange.ask(TrainRequest(1, CLIP_NORM, plan.run), start, clients):
             assert isinstance(replies, PartialReply)
             total.take(replies)
 

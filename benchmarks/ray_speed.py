@@ -24,6 +24,7 @@ from benchmarks.side_by_side import Row
 from discreet.data.partition import SampledExamples
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import build_model, flatten_parameters
+from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import planned
 from discreet.server.round import round_settings
 from discreet.settings.compose import load_config
@@ -115,7 +116,7 @@ def _turn(transport: BatchedTransport) -> list[float]:
     start, release, turn = flatten_parameters(model), round_settings(plan).release, time.perf_counter()
     while (started := time.perf_counter()) < turn + TURN_SECONDS:
         total = release.empty(engine.model.layout.size, CLIP_NORM)
-        for replies in transport.ask(round_number=1, params=start, clip_norm=CLIP_NORM, cohort=range(COHORT)):
+        for replies in transport.ask(TrainRequest(1, CLIP_NORM, plan.run), start, range(COHORT)):
             assert isinstance(replies, PartialReply)
             total.take(replies)
         times.append(time.perf_counter() - started)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from discreet.ledger.durable_ledger import Charge
-from discreet.server.plan import plan_of, resolve_noise
+from discreet.server.plan import Plan, resolve_noise
 from discreet.server.run_folder import ASKED, RunFolder, write_json
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
@@ -26,10 +26,10 @@ def make_run(
     config = replace(resolve_noise(asked), output_dir=str(path))
     path.mkdir(parents=True)
     folder = RunFolder(path)
-    plan = plan_of(config, asked=asked)
-    folder.write_config(plan.written)
+    plan = Plan(config, asked)
+    folder.write_config(config)
     folder.create_ledgers(plan, simulated=True)
-    folder.write_config(plan.asked, name=ASKED)
+    folder.write_config(asked, name=ASKED)
     ledger = folder.ledger(plan)
     user = config.privacy.user
     for number, accuracy in enumerate(accuracies, start=1):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.server.plan import planned
+from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.compose import load_config, parse_config
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
@@ -68,6 +69,11 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
         load_config(override.split())
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_wrong_value_that_was_given_by_its_position_is_named_too() -> None:
+    with pytest.raises(ConfigError, match=r"server_optimizer\.learning_rate must be within .* \(got -1\.0\)"):
+        ServerSGD(-1.0)
 
 
 def test_a_given_noise_multiplier_takes_the_place_of_the_default_target() -> None:

@@ -21,7 +21,8 @@ from discreet.node.policy import ClientPolicy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
-from discreet.server.plan import plan_of
+from discreet.protocol.messages import TrainRequest
+from discreet.server.plan import Plan
 from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.state import initial_state
 from discreet.simulation.chunk import shared_examples
@@ -50,7 +51,7 @@ def perceptron() -> nn.Module:
 
 
 def vector_of_model(model: nn.Module) -> SecureSum:
-    return round_settings(plan_of(RUN, num_params=params_of(model).numel())).release.vector
+    return round_settings(Plan(RUN, num_params=params_of(model).numel())).release.vector
 
 
 def sequential(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> UnopenedSum:
@@ -68,17 +69,19 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     layers, vector = sequence_of(nn.Sequential(model), (DIMS,)), vector_of_model(model)
     whole = Examples(torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares]))
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
-    plan, data, held = plan_of(RUN), shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows)
-    engine = Engine(plan.seed, round_settings(plan).release, data, held, layers, chunk=3, workers=1, vector=vector)
+    plan, data, held = Plan(RUN), shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows)
+    engine = Engine(
+        plan.settings.seed, round_settings(plan).release, data, held, layers, chunk=3, workers=1, vector=vector
+    )
     with BatchedTransport(plan, engine, accounts=None) as transport:
         clear = InTheClear(transport, vector, 3)
-        (unopened,) = clear.ask(round_number=number, params=params, clip_norm=math.inf, cohort=range(3))
+        (unopened,) = clear.ask(TrainRequest(number, math.inf, transport.plan.run), params, range(3))
         return unopened
 
 
 def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Module) -> list[object]:
     """Everything that the server learns of a run."""
-    how = round_settings(plan_of(RUN, num_params=params_of(model).numel()))
+    how = round_settings(Plan(RUN, num_params=params_of(model).numel()))
     state, left = initial_state(params_of(model), clip_norm=math.inf), list[object]()
     for number in range(1, ROUNDS + 1):
         ask = together if engine == "together" else partial(sequential, source=source)

@@ -12,8 +12,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from discreet.flower.grid_transport import GridTransport
-from discreet.flower.server_messages import OwnMessages
-from discreet.protocol.messages import TrainReply
+from discreet.flower.serving import own_messages
+from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.settings.settings import Settings, client_settings
 
 app = ServerApp()
@@ -24,13 +24,13 @@ def main(grid: Grid, context: Context) -> None:
     """Rounds with every node; writes seconds, replies, and when rounds began and ended, to a file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
-    run, timeout = OwnMessages(client_settings(Settings())), float(settings["timeout"])
-    exchange = GridTransport(grid, run, timeout=timeout, population_size=nodes, min_nodes=nodes)
+    run, timeout = client_settings(Settings()), float(settings["timeout"])
+    exchange = GridTransport(grid, own_messages, timeout=timeout, population_size=nodes, min_nodes=nodes)
     replies, ends = [], [time.monotonic()]
     for number in range(1, rounds + 1):
         total, count, params = torch.zeros(size), 0, torch.rand(size)
         cohort = exchange.available_clients()
-        for reply in exchange.ask(round_number=number, params=params, clip_norm=1.0, cohort=cohort):
+        for reply in exchange.ask(TrainRequest(number, 1.0, run), params, cohort):
             if isinstance(reply, TrainReply):
                 total, count = total.add_(reply.update), count + 1
         ends.append(time.monotonic())

@@ -48,7 +48,7 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, rounds: int | None 
     model, examples = model_and_examples(plan, task)
     if not 1 <= canaries <= (count := len(examples)):
         raise ConfigError(f"client 0 has room for 1 .. {count} canaries (got {canaries})")
-    settings, source = local_settings(plan.run, count), source_of(plan.seed).child("audit")
+    settings, source = local_settings(plan.run, count), source_of(plan.settings.seed).child("audit")
     assert settings.example is not None
     noise, size = settings.example.noise_multiplier, sum(parameter.numel() for parameter in trainable(model))
     drawn = draw_canaries(canaries, size, source.child("canaries"))
@@ -61,7 +61,7 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, rounds: int | None 
     once, claim = (Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total))
     facts: Facts = {
         **{"canaries": canaries, "examples": count, "rounds": len(seen), "steps": total},
-        **{"batch_size": settings.batch_size, "noise_multiplier": noise, "secure": plan.seed is None},
+        **{"batch_size": settings.batch_size, "noise_multiplier": noise, "secure": plan.settings.seed is None},
     }
     releases = Releases(total, sampling_probability(count, settings), noise, claim)
     return Experiment("example level", observed([(once, scores) for scores in seen], claim), facts, releases)
@@ -70,7 +70,7 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, rounds: int | None 
 def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:
     """The model before the first round, and the examples of client 0, behind the part of the model that is fixed."""
     examples = task.train.subset(torch.from_numpy(client_examples_of(task, plan.run.data).examples(0)))
-    return behind_fixed(model_for(plan.model, task.shape, seed=0), examples)
+    return behind_fixed(model_for(plan.settings.model, task.shape, seed=0), examples)
 
 
 def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:

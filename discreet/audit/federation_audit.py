@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +27,13 @@ from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federat
 from discreet.deployment.raw_node import raw_node
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
-from discreet.server.plan import Plan, plan_of
+from discreet.server.plan import Plan
 from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.session import check_secure
 from discreet.server.state import State
 from discreet.settings.privacy import CORRELATED
 from discreet.settings.rules import ConfigError, require_extra
-from discreet.settings.settings import flat
+from discreet.settings.settings import Settings, flat
 from discreet.simulation.processes import RunLostError
 
 logger = logging.getLogger("discreet")
@@ -76,7 +75,7 @@ def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experi
 def check_federation(plan: Plan, canaries: int, runs: int) -> None:
     """Raises ConfigError if a run can't be audited in a federation, see `audit_federation`."""
     check_noised(plan)
-    check_secure(plan.seed)
+    check_secure(plan.settings.seed)
     user = plan.run.user
     if user.sampling == "fixed" or user.law == CORRELATED or plan.run.evaluation.private or plan.accounts_itself:
         raise ConfigError(
@@ -90,10 +89,10 @@ def check_federation(plan: Plan, canaries: int, runs: int) -> None:
         )
 
 
-def words_of(asked: Mapping[str, Any]) -> list[str]:
+def words_of(asked: Settings) -> list[str]:
     """Settings as overrides that Hydra reads back, one for each, as JSON; without what would leave traces outside the
     folder of an audited run, and without a public test set, for whether a model learns is not what is asked."""
-    settings = flat(asked)
+    settings = flat(asdict(asked))
     if settings["data.path"] is not None:
         settings["data.path"] = str(Path(settings["data.path"]).expanduser().resolve())
     return [*(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()), *QUIET]
@@ -112,12 +111,14 @@ def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) 
             )
             held.enter_context(node)
         logger.info("%s: %d of %d canaries are in", name, len(there), len(canaries.included))
-        federation.run(name, *words_of(plan.asked), f"sampling.min_nodes={len(there)}", output=run.path)
-        kept = kept_checkpoints(federation, run, seconds=START_SECONDS + plan.run.rounds * plan.round_timeout)
+        words = *words_of(plan.asked or plan.settings), f"sampling.min_nodes={len(there)}"
+        federation.run(name, *words, output=run.path)
+        seconds = START_SECONDS + plan.run.rounds * plan.settings.server.round_timeout
+        kept = kept_checkpoints(federation, run, seconds=seconds)
     if len(kept) != plan.run.rounds:
         said = federation.says(f"run-{name}").strip().splitlines()
         raise RunLostError(f"{len(kept)} of {plan.run.rounds} releases of {name} were seen: {said[-1] if said else ''}")
-    zeros, ran = torch.zeros_like(kept[0].params), plan_of(run.read_config())
+    zeros, ran = torch.zeros_like(kept[0].params), Plan(run.read_config())
     return scored(ran, run, [State(0, zeros, zeros, ran.clip.norm), *kept], canaries)
 
 

@@ -91,11 +91,11 @@ class Repeated:
         *claims, claim = (Claim.of(plan, self.guarantee, each) for each in spent)
         releases = Releases(1, self.sampling.probability, _noise_of(events), claim, repeated=True)
         logger.info("%s", outlook(releases, count, rounds=len(events) if len(events) > 1 else 0))
-        source, scores = source_of(plan.seed).child("audit"), list[Scores]()
+        source, scores = source_of(plan.settings.seed).child("audit"), list[Scores]()
         for number, (_, score) in enumerate(self.rounds, 1):
             scores.append(self._scores(score, count, source.child("round", number)))
         facts = {"event": str(events[0]), "sampling": f"{self.sampling.kind}, {self.sampling.probability:g}"}
-        more: Facts = {"releases": count, "rounds": len(events), "secure": plan.seed is None}
+        more: Facts = {"releases": count, "rounds": len(events), "secure": plan.settings.seed is None}
         seen = observed(list(zip(claims, scores, strict=True)), claim)
         return Experiment(self.name, seen[-1:] if len(events) == 1 else seen, {**self.facts, **facts, **more}, releases)
 
@@ -143,7 +143,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     rates, trains = rated is not None and (of_answers or not own), not (of_answers and own)
     settings = round_settings(plan, answers=rated.answers if rated and rates else None)
     start = initial_state(torch.zeros(plan.num_params), clip_norm=plan.first_clip_norm)
-    drawn = draw_canaries(1, plan.num_params, source_of(plan.seed).child("audit").child("direction"))
+    drawn = draw_canaries(1, plan.num_params, source_of(plan.settings.seed).child("audit").child("direction"))
     values = _far(LONG * start.clip_norm * drawn.direction(0), settings, below=bool(drawn.bits[0]))
     replies, added = _replies(values), drawn.direction(0)
     if isinstance(settings.release, MaskedSum):
@@ -259,7 +259,7 @@ def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, Values, Va
     request, params = TrainRequest(1, math.inf, plan.run), flatten_parameters(model)
     canary = _worst_of(examples, model, plan.run)
     more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))
-    nodes = (Client(model, share, None, ClientPolicy(), source_of(plan.seed)) for share in (examples, more))
+    nodes = (Client(model, share, None, ClientPolicy(), source_of(plan.settings.seed)) for share in (examples, more))
     try:
         without, within = (node._values(request, params)[0] for node in nodes)  # no client of a run gives them away
     except Refused as refusal:

@@ -38,7 +38,7 @@ from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.mechanism import ServerMechanism
 from discreet.mechanisms.sums import PartialReply, take_all
 from discreet.privacy.sampling import in_turn
-from discreet.protocol.messages import TRAIN, TrainReply, Work
+from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.queries.scores import unrated
 from discreet.server.plan import Plan
 from discreet.server.round import round_settings
@@ -84,8 +84,9 @@ def audit_users(plan: Plan, task: Task, *, canaries: int, honest: int | None = N
     if not 0 <= honest <= most:
         raise ConfigError(f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})")
     releases = said_first(plan, canaries * runs)
-    seeds = [None if plan.seed is None else plan.seed + number for number in range(runs)]
-    seen = [_one_run(replace(plan, seed=seed), task, canaries, honest) for seed in seeds]
+    seeds = [None if plan.settings.seed is None else plan.settings.seed + number for number in range(runs)]
+    plans = [replace(plan, settings=replace(plan.settings, seed=seed)) for seed in seeds]
+    seen = [_one_run(each, task, canaries, honest) for each in plans]
     facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
     return together("user level", plan, releases, seen, facts)
 
@@ -123,7 +124,7 @@ def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[Seen
         "rounds": len(rounds),
         "noise_multiplier": user.noise_multiplier,
         "clip": plan.clip.kind,
-        "secure": plan.seed is None,
+        "secure": plan.settings.seed is None,
     }
     found = observed(rounds, run_claim)
     found = found[-1:] if isinstance(user, CorrelatedNoise) else found
@@ -152,7 +153,8 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
         # Clients rate no model: the canaries would have no answer.
-        plan = replace(plan, output=f"{folder}/run", resume=False, query=None, chance_loss=math.inf)
+        settings = replace(plan.settings, output_dir=f"{folder}/run", resume=False)
+        plan = replace(plan, settings=settings, query=None, chance_loss=math.inf)
         session = opened(plan, task, simulated=True, held=held)
         context, user = session.context, _user(plan)
         canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))
@@ -200,21 +202,17 @@ class CanaryTransport:
         there = np.ones_like(self.canaries.included) if self.replaced else self.canaries.included
         return [*range(self.honest), *(self.honest + np.flatnonzero(there)).tolist()]
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[Brought]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Brought]:
         """Replies of the honest clients of a cohort, then of its canaries."""
-        self.others = self.user.empty(params.numel(), clip_norm)
+        self.others = self.user.empty(params.numel(), asked.clip_norm)
         if self.inner is not None:
-            asked = [client for client in cohort if client < self.honest]
-            for reply in self.inner.ask(
-                round_number=round_number, params=params, clip_norm=clip_norm, cohort=asked, work=work
-            ):
+            honest = [client for client in cohort if client < self.honest]
+            for reply in self.inner.ask(asked, params, honest):
                 take_all(ReplyStats().accept([reply]), self.others, None)
                 yield reply
         for client in cohort:
             if client >= self.honest:
-                yield self._canary(client, round_number, clip_norm)
+                yield self._canary(client, asked.round, asked.clip_norm)
 
     def _canary(self, client: int, round_number: int, clip_norm: float) -> TrainReply:
         index = client - self.honest

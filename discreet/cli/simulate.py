@@ -61,6 +61,6 @@ def _sweep(sweep: Sweep, at_a_time: int) -> int:
     if at_a_time > 1:
         check_parallel([job.plan for job in jobs])
     sweep.save()
-    log_to(sys.stdout, log_format=jobs[0].plan.operations.log_format)
+    log_to(sys.stdout, log_format=jobs[0].plan.settings.operations.log_format)
     again = ["discreet", "simulate", "--multirun", "resume=true", override("hydra.sweep.dir", sweep.folder)]
     return 0 if all_succeed(jobs, at_a_time=at_a_time, shared=sweep.folder, again=shlex.join(again)) else 1

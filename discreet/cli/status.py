@@ -18,9 +18,8 @@ import typer
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import json_ready
-from discreet.mechanisms.mechanism import terms_of
 from discreet.queries.scores import SCORES, Rated, rated_in, score_columns
-from discreet.server.plan import Plan, plan_of
+from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.settings.privacy import GUARANTEES
@@ -43,7 +42,7 @@ def status_facts(folder: RunFolder) -> Facts:
     The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics, never behind them. The
     other epsilons are the largest that a client reported. Raises ConfigError: the folder holds no run; LedgerError: its
     ledger is damaged."""
-    plan, status, rows = plan_of(folder.read_config()), read_status(folder), folder.read_metrics()
+    plan, status, rows = Plan(folder.read_config()), read_status(folder), folder.read_metrics()
     row = rows[-1] if rows else {}
     facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}
     facts |= {"round": int(row.get("round") or 0), "rounds": status.rounds if status else plan.run.rounds}
@@ -57,8 +56,8 @@ def status_facts(folder: RunFolder) -> Facts:
     rated = ((each["round"], rated_in(each)) for each in reversed(rows))
     ratings = ({"round": int(at or 0), "numbers": list(map(asdict, found))} for at, found in rated if found)
     if account := PopulationAccount.of(plan):
-        whose = {"population": account.population.name, "file": str(account.path), "runs": len(account.runs())}
-        facts["account"] = whose | _spending(account.budget.epsilon(account.total()), account.budget.max_epsilon)
+        whose = {"population": account.population.name, "file": str(account.path), "runs": account.runs}
+        facts["account"] = whose | _spending(account.budget.epsilon(account.ledger.total()), account.budget.max_epsilon)
     return {"account": None} | facts | {"rating": next(ratings, None)}
 
 
@@ -66,7 +65,7 @@ def _epsilons(folder: RunFolder, plan: Plan, row: Any) -> dict[str, Facts | None
     """The spending of each guarantee; None if it is off."""
     found = dict[str, Facts | None].fromkeys(GUARANTEES)
     for name, mechanism in plan.mechanisms.items():
-        spent, budget = row.get(f"epsilon_{name}") or 0.0, terms_of(mechanism).budget
+        spent, budget = row.get(f"epsilon_{name}") or 0.0, mechanism.budget
         if not mechanism.reported:
             budget = None if plan.account is not None else budget  # that of all runs on the population
             if folder.ledger_path.exists():

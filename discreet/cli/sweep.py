@@ -64,7 +64,7 @@ class Sweep:
                 plan = check(config)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            found.append(Job(name, folder, plan, partial(go_on, folder, name, plan.asked, decided=plan.written)))
+            found.append(Job(name, folder, plan, partial(go_on, folder, name, config, decided=plan.settings.privacy)))
         return found
 
 

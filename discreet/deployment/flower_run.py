@@ -92,7 +92,7 @@ def run_app(words: Sequence[str], *, program: str) -> int:
     config = asked_settings(words)
     run = check_output(config.output_dir, resume=config.resume)
     plan, _ = resolve(config)
-    if plan.resume:
+    if plan.settings.resume:
         run.check_ledgers(plan, simulated=True)
     print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {run.path}", file=sys.stderr)
     before, folder, nodes = read_status(run), Path.cwd(), min(config.data.num_clients, MOST_NODES)

@@ -25,7 +25,7 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism import expected_cohort
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, Replies, answer_round
-from discreet.protocol.messages import Work
+from discreet.protocol.messages import TrainRequest, Work
 from discreet.queries.answers import Estimate, NoisedBlock, rising
 from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, both_kinds
 from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
@@ -241,11 +241,8 @@ def with_constants(config: Settings, task: Task) -> Settings:
 def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
     """Yields the answers of all available clients to a question about their data. They get no parameters."""
     available, stats = list(transport.available_clients()), ReplyStats()
-    asked, nothing = Work(trains=False, query=name), torch.zeros(0)
-    replies = transport.ask(
-        round_number=1, params=nothing, clip_norm=plan.first_clip_norm, cohort=available, work=asked
-    )
-    yield from stats.accept(replies)
+    asked = TrainRequest(1, plan.first_clip_norm, plan.run, work=Work(trains=False, query=name))
+    yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
     stats.log_failures()
     answered = len(available) - sum(stats.failures.values())
     logger.info("%d of %d clients answered what their data are like", answered, len(available))
@@ -283,7 +280,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     query = query_of(STATISTICS, run.plan.run, task.shape)
     found = query.read(ask(run, query, answers, name=STATISTICS))
     told, user, path = run.plan.run, run.plan.guarantees[0], run.folder.path / "statistics.json"
-    epsilon, seeded = run.ledger.spent(USER).epsilon(told.delta, told.accountant), run.plan.seed is not None
+    epsilon, seeded = run.ledger.spent(USER).epsilon(told.delta, told.accountant), run.plan.settings.seed is not None
     spent = {
         "noise_multiplier": told.statistics.noise_multiplier,
         "unit": user.unit,

@@ -17,20 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.flower.grid_transport import RoundMessages
-from discreet.flower.server_messages import all_finite
 from discreet.privacy.clipping import row_norms
+from discreet.protocol import messages
 from discreet.protocol.masked_messages import ASKED, FROZEN
-from discreet.protocol.messages import (
-    TRAIN,
-    MalformedMessage,
-    TrainReply,
-    TrainRequest,
-    Work,
-    header_of,
-    request_items,
-    shaped_floats_of,
-)
-from discreet.settings.client_settings import ClientSettings
+from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
 from discreet.settings.rules import ConfigError
 
 STATISTICS = ("running_mean", "running_var")
@@ -86,16 +76,16 @@ class ArrayLayout:
         found, start = np.empty(self.num_params, np.float32), 0
         for part in self.parts:
             # What counts is what the array holds: Flower's NumPyClient says nothing of shapes beside it.
-            shape = header_of(named[part.name], part.name)[0]
+            shape = messages.header_of(named[part.name], part.name)[0]
             if shape != part.shape:
                 raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {shape}")
             if part.learned:
                 where = slice(start, start := start + part.size)
-                values = shaped_floats_of(named[part.name], part.name).reshape(-1)
+                values = messages.floats_of(named[part.name], part.name).reshape(-1)
                 with np.errstate(over="ignore", invalid="ignore"):
                     # A wider reply is compared in its own precision; what is beyond float32 becomes infinite.
                     np.subtract(values, sent[where], out=found[where], casting="same_kind")
-        if not all_finite(found):
+        if not messages.all_finite(found):
             raise MalformedMessage("an array holds NaN, infinity, or values beyond float32")
         return torch.from_numpy(found)
 
@@ -172,39 +162,38 @@ class FlowerMessages:
       config: sent in every round, or a function that gives it for the number of a round.
       keys: of the two records, with the arrays and with the config.
       metric: the name of the accuracy among what clients say of a model, if they are to rate any.
-      masked: under secure aggregation what the run asks of clients, and the patterns of frozen arrays.
+      masked: under secure aggregation the patterns of frozen arrays.
     """
 
     layout: ArrayLayout
     config: TrainConfig
     keys: tuple[str, str] = ("arrays", "config")
     metric: str = "accuracy"
-    masked: tuple[ClientSettings, tuple[str, ...]] | None = None
+    masked: tuple[str, ...] | None = None
 
-    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work = TRAIN) -> RoundMessages:
+    def __call__(self, asked: TrainRequest, params: Tensor) -> RoundMessages:
         """The messages of one round: training, or Flower's evaluate messages, by which clients rate a model."""
-        arrays = self.layout.record(params)
+        number, trains, arrays = asked.round, asked.work.trains, self.layout.record(params)
         # What was sent, and not `params`: an array of float16 holds less.
         sent = self.layout.vector(arrays)
         given = self.config if isinstance(self.config, ConfigRecord) else self.config(number)
         if not isinstance(given, ConfigRecord):
             raise ConfigError(f"train_config must give a ConfigRecord for each round (got {given!r} for {number})")
         # A NumPyClient reads the records of training and of evaluation by different names.
-        keys = [key if work.trains else key.replace("fitins.", "evaluateins.") for key in self.keys]
+        keys = [key if trains else key.replace("fitins.", "evaluateins.") for key in self.keys]
         content = RecordDict(dict(zip(keys, (arrays, ConfigRecord({**given, ROUND: number})), strict=True)))
         if self.masked is not None:
-            run, frozen = self.masked
-            content[ASKED] = ConfigRecord({**request_items(TrainRequest(number, clip_norm, run)), FROZEN: list(frozen)})
-        if not work.trains:
+            content[ASKED] = ConfigRecord({**messages.request_items(asked), FROZEN: list(self.masked)})
+        if not trains:
             return RoundMessages(MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number))
         size = sum(part.size for part in self.layout.parts)  # with those that are not learned
-        return RoundMessages(MessageType.TRAIN, size, lambda _: content, partial(self._update, number, sent, clip_norm))
+        return RoundMessages(MessageType.TRAIN, size, lambda _: content, partial(self._update, asked, sent))
 
-    def _update(self, number: int, sent: Tensor, clip_norm: float, content: RecordDict) -> TrainReply:
+    def _update(self, asked: TrainRequest, sent: Tensor, content: RecordDict) -> TrainReply:
         """The difference of what came back to what was sent, and its bit. All else that a client says is not read."""
         update = self.layout.difference(only_arrays(content, "the reply"), sent.numpy())
         # The norm before any clipping: the bit says whether this client would have been clipped.
-        return TrainReply(number, update, float(row_norms(update.unsqueeze(0))[0]) <= clip_norm)
+        return TrainReply(asked.round, update, float(row_norms(update.unsqueeze(0))[0]) <= asked.clip_norm)
 
     def _rating(self, number: int, content: RecordDict) -> TrainReply:
         """The answer of a client with this accuracy."""

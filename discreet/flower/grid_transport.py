@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Array, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
@@ -36,7 +36,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
-from discreet.protocol.messages import REFUSED_CODE, TRAIN, MalformedMessage, TrainReply, VirtualClient, Work
+from discreet.protocol.messages import REFUSED_CODE, MalformedMessage, TrainReply, TrainRequest, VirtualClient
 from discreet.server.transport import Failure, MessagesTooLarge
 
 logger = logging.getLogger("discreet")
@@ -64,11 +64,8 @@ class RoundMessages:
     reply: Callable[[RecordDict], Any]
 
 
-class Messages(Protocol):
-    """The messages of a run to clients: Discreet's own, or those of another Flower app."""
-
-    def of_round(self, number: int, params: Tensor, clip_norm: float, work: Work) -> RoundMessages:
-        """The messages of one round."""
+# The messages of a round with these parameters: Discreet's own, or those of another Flower app.
+Messages = Callable[[TrainRequest, Tensor], RoundMessages]
 
 
 @dataclass
@@ -136,14 +133,12 @@ class GridTransport:
                 return
         raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[TrainReply | Failure]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[TrainReply | Failure]:
         """Sends each client its request, and decodes replies as they come: until all are there, or the deadline. Raises
         MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size."""
-        asked = self.messages.of_round(round_number, params, clip_norm, work)
-        contents = ((client, asked.request(self.virtual_client(client))) for client in cohort)
-        for client, answer in self.exchange(contents, str(round_number), asked):
+        messages = self.messages(asked, params)
+        contents = ((client, messages.request(self.virtual_client(client))) for client in cohort)
+        for client, answer in self.exchange(contents, str(asked.round), messages):
             yield replace(answer, client=client)
 
     def virtual_client(self, client: int) -> VirtualClient | None:

@@ -15,18 +15,27 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import MessageType, RecordDict
+from flwr.app import ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
 from discreet.flower.grid_transport import GridTransport, RoundMessages
-from discreet.flower.server_messages import read_masking_reply, read_member
 from discreet.masking.server import Exchange, MaskingServer
 from discreet.masking.wire import Abandoned, MalformedBytes, Stage, read_request
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.masked_messages import MASKING, WHO, Member, asked_bytes, masking_record, terms_of
-from discreet.protocol.messages import TRAIN, MalformedMessage, TrainRequest, VirtualClient, Work
+from discreet.protocol.masked_messages import (
+    MASKING,
+    MASKING_REPLY,
+    NAME,
+    PEERS,
+    WHO,
+    Member,
+    asked_bytes,
+    masking_record,
+    terms_of,
+)
+from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
 from discreet.server.plan import Plan
 from discreet.server.transport import Failure, RoundAbandoned
 from discreet.settings.client_settings import ClientSettings
@@ -46,7 +55,6 @@ class MaskedTransport:
     Attributes:
       asking: knows the nodes, what they are asked to do, and the deadline of an exchange.
       vector: what is added up.
-      run: what the run asks of nodes. With the last round that it plans no keys for a next one are made.
       virtual: which client of a simulation one is to be; gives None in a real federation.
       members_of: by client, who each one says that it is.
       number: of the masked sum that comes next. A server that starts anew draws another name for its run, so that
@@ -55,7 +63,6 @@ class MaskedTransport:
 
     asking: GridTransport
     vector: SecureSum
-    run: ClientSettings
     virtual: Callable[[int], VirtualClient | None]
     members_of: dict[int, Member] = field(default_factory=dict)
     number: int = 1
@@ -66,21 +73,18 @@ class MaskedTransport:
         """As `GridTransport.available_clients`."""
         return self.asking.available_clients()
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[Failure | UnopenedSum]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Failure | UnopenedSum]:
         """The clients that are missing, and the sum of the others: of at least n - d of them, or of none. Raises
         RoundAbandoned: fewer are left, or their lists of peers differ; MessagesTooLarge: see `GridTransport.exchange`.
         """
-        asked = self.asking.messages.of_round(round_number, params, clip_norm, work)
-        missing, alive = Missing(), 0
-        self._meet(cohort, str(round_number), missing)
-        then = self.number + 1 if work.trains and round_number < self.run.rounds else None
-        said = asked_bytes(TrainRequest(round_number, clip_norm, self.run, work=work))
-        exchange = self._masking().begin(self.number, then=then, asked=said)
+        messages, missing, alive = self.asking.messages(asked, params), Missing(), 0
+        self._meet(cohort, str(asked.round), missing)
+        # With the last round that the run plans no keys for a next one are made.
+        then = self.number + 1 if asked.work.trains and asked.round < asked.run.rounds else None
+        exchange = self._masking(asked.run).begin(self.number, then=then, asked=asked_bytes(asked))
         while exchange.stage is not Stage.UNMASK:
             masked = exchange.stage is Stage.MASKED
-            taken = self._send(exchange, asked if masked else None, cohort=cohort, missing=missing)
+            taken = self._send(exchange, messages if masked else None, cohort=cohort, missing=missing)
             alive = taken if masked else alive
             exchange = _closed(exchange, missing)
         yield from [failure for client, failure in missing.items() if client in set(cohort)]
@@ -92,14 +96,14 @@ class MaskedTransport:
         self._send(exchange, None, cohort=cohort, missing=missing)
         return self.vector.centred(torch.from_numpy(_closed(exchange, missing).total))
 
-    def _masking(self) -> MaskingServer:
+    def _masking(self, run: ClientSettings) -> MaskingServer:
         """The server's side of all sums of this run, made when the names of all nodes are known."""
         if self._server is None:
             lists = {member.peers for member in self.members_of.values()}
             if len(lists) != 1:  # none if no node has said who it is
                 raise RoundAbandoned(f"the nodes have {len(lists)} different lists of peers: give all of them the same")
             logger.info("a masked vector has %d values modulo 2^%d", self.vector.length, self.vector.bits)
-            self._server = MaskingServer(terms_of(secrets.token_hex(16), self.run, self.vector), lists.pop())
+            self._server = MaskingServer(terms_of(secrets.token_hex(16), run, self.vector), lists.pop())
         return self._server
 
     def _meet(self, cohort: Sequence[int], group: str, missing: Missing) -> None:
@@ -148,6 +152,11 @@ class MaskedTransport:
         return RecordDict({**content, MASKING: masking_record(request, virtual)})
 
 
+def members_of(plan: Plan) -> int:
+    """The number of nodes that make masked sums; 0 if the server reads replies."""
+    return 0 if masked_mechanism(plan.run) is None else plan.run.user.population_size
+
+
 def transport_of(
     plan: Plan, asking: GridTransport, virtual: Callable[[int], VirtualClient | None] | None = None
 ) -> GridTransport | MaskedTransport:
@@ -155,7 +164,28 @@ def transport_of(
     mechanism = masked_mechanism(plan.run, plan.sizes)
     if mechanism is None:
         return asking
-    return MaskedTransport(asking, mechanism.vector, plan.run, virtual or asking.virtual_client)
+    return MaskedTransport(asking, mechanism.vector, virtual or asking.virtual_client)
+
+
+def read_masking_reply(content: RecordDict) -> bytes:
+    """A node's answer to a masking request, or MalformedMessage: what `masked_messages.reply_content` wrote."""
+    record = content.get(MASKING)
+    reply = record.get(MASKING_REPLY) if isinstance(record, ConfigRecord) and len(record) == 1 else None
+    if len(content) != 1 or not isinstance(reply, bytes):
+        raise MalformedMessage("the reply does not hold the answer to a masking request")
+    return reply
+
+
+def read_member(content: RecordDict) -> Member:
+    """The node that answers and its peers, as `masked_messages.member_content` wrote them, or MalformedMessage."""
+    record = content.get(MASKING)
+    name, peers = (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)
+    if not isinstance(name, str) or not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
+        raise MalformedMessage("the reply does not say which node it is, and among whom")
+    member = Member(name, tuple(str(each) for each in peers))
+    if name not in member.peers or len(set(member.peers)) != len(member.peers):
+        raise MalformedMessage("the node's list of peers does not hold itself, or a name twice")
+    return member
 
 
 def _small(reply: Callable[[RecordDict], object]) -> RoundMessages:

@@ -1,29 +1,50 @@
-"""The ServerApp of a project or a checkout: composes conf/ once, runs the federation, writes the run folder."""
+"""The ServerApp of a project or a checkout: composes conf/ once, runs the federation, writes the run folder; and the
+messages to clients of Discreet, as the server writes and reads them."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from flwr.app import Context
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
+from torch import Tensor
 
 from discreet.evaluation.private_answers import answers_by, answers_of, written_statistics
-from discreet.flower.grid_transport import GridTransport
-from discreet.flower.masked_transport import transport_of
-from discreet.flower.server_messages import OwnMessages
-from discreet.flower.simulated_clients import set_up_simulation
+from discreet.flower.grid_transport import GridTransport, Messages, RoundMessages
+from discreet.flower.masked_transport import members_of, transport_of
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.models.models import frozen_digest
-from discreet.protocol.messages import VirtualClient
+from discreet.protocol.messages import (
+    ANSWER,
+    EPSILONS,
+    PARAMETERS,
+    REPLY,
+    REQUEST,
+    UPDATE,
+    MalformedMessage,
+    TrainReply,
+    TrainRequest,
+    VirtualClient,
+    all_finite,
+    array_of,
+    floats_of,
+    request_items,
+)
 from discreet.protocol.run_end import end_run
+from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS, query_of
 from discreet.server.resuming import asked_settings
 from discreet.server.run_context import interruptible
@@ -35,6 +56,8 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
 logger = logging.getLogger("discreet")
+
+NO_QUERY: Mapping[str, int] = {}
 
 Strategy = Callable[[Session, Transport], TrainingRun]
 
@@ -95,25 +118,26 @@ def _transport(grid: Grid, session: Session, held: ExitStack) -> GridTransport:
     """Asks nodes; in a simulation virtual clients, whose processes find their ticket as long as `held` is open."""
     plan, folder, virtual = session.plan, session.folder.path, list[VirtualClient]()
     if isinstance(grid, InMemoryGrid):
-        asked = (str(folder), set_up_simulation(plan.run, folder, held), plan.seed, plan.data_path)
-        virtual = [VirtualClient(number, *asked) for number in range(plan.run.data.num_clients)]
+        ticket, settings = set_up_simulation(folder, held, members=members_of(plan)), plan.settings
+        where = str(folder), ticket, settings.seed, settings.data.path
+        virtual = [VirtualClient(number, *where) for number in range(settings.data.num_clients)]
     return GridTransport(
         grid,
         _messages(session),
-        timeout=plan.round_timeout,
+        timeout=plan.settings.server.round_timeout,
         population_size=plan.run.user.population_size,
         virtual=virtual,
-        min_nodes=plan.min_nodes,
+        min_nodes=plan.settings.sampling.min_nodes,
     )
 
 
-def _messages(session: Session) -> OwnMessages:
+def _messages(session: Session) -> Messages:
     plan, lengths = session.plan, {}
     if plan.query:
         lengths[EVALUATION] = answers_of(plan, plan.query).sent
     if plan.run.asks_of_data:
         lengths |= {name: query_of(name, plan.run, session.task.shape).length for name in OF_DATA}
-    return OwnMessages(plan.run, lengths, frozen=frozen_digest(session.model))
+    return partial(own_messages, lengths=lengths, frozen=frozen_digest(session.model))
 
 
 def ask_and_end(session: Session, transport: Transport) -> None:
@@ -122,6 +146,76 @@ def ask_and_end(session: Session, transport: Transport) -> None:
     text = written_statistics(session.context, session.task, answers_by(transport, session.plan, STATISTICS))
     for line in text.splitlines():
         logger.info("%s", line)
-    folder.write_config({**plan.written, "statistics": {**plan.written["statistics"], "only": False}})
+    statistics = replace(plan.settings.statistics, only=False)
+    folder.write_config(replace(plan.settings, statistics=statistics))
     done = state_of(folder) == "finished"
     change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
+
+
+def own_messages(
+    asked: TrainRequest, params: Tensor, *, lengths: Mapping[str, int] = NO_QUERY, frozen: str | None = None
+) -> RoundMessages:
+    """The messages of one round to clients of Discreet; the parameters are encoded once.
+
+    Args:
+      lengths: of the answer to a query, by its name.
+      frozen: the digest of the model's frozen values.
+    """
+    asked, work, parameters = replace(asked, frozen=frozen), asked.work, parameters_record(params)
+    num_params, answer_size = params.numel() if work.trains else 0, lengths[work.query] if work.query else 0
+    return RoundMessages(
+        MessageType.TRAIN,
+        max(1, num_params + answer_size),
+        request=lambda client: encode_request(replace(asked, virtual=client), parameters),
+        reply=partial(decode_reply, round_number=asked.round, num_params=num_params, answer_size=answer_size),
+    )
+
+
+def parameters_record(params: Tensor) -> ArrayRecord:
+    """Parameters (num_params,) as one array: one piece to encode, whatever the model."""
+    return ArrayRecord({PARAMETERS: array_of(params)})
+
+
+def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict:
+    """The content of a training message. `parameters` is shared by all messages of a round."""
+    return RecordDict({PARAMETERS: parameters, REQUEST: ConfigRecord(dict(request_items(request)))})
+
+
+def decode_reply(content: RecordDict, *, round_number: int, num_params: int, answer_size: int = 0) -> TrainReply:
+    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer, 0 for none. Raises
+    MalformedMessage: another round, a missing or further part, a wrong shape or dtype, a value that is not finite, a
+    bit that is not a bit, an epsilon that is not a number of at least 0. A client that sends such a reply counts as
+    zero, and neither noise nor denominator change."""
+    numbers, arrays = content.get(REPLY), content.get(UPDATE)
+    if not isinstance(numbers, MetricRecord) or not isinstance(arrays, ArrayRecord) or list(arrays) != [UPDATE]:
+        raise MalformedMessage("the reply does not hold exactly one update and its numbers")
+    if numbers.get("round") != round_number:
+        raise MalformedMessage(f"the reply is for round {numbers.get('round')}, not {round_number}")
+    below = numbers.get("below")
+    if not isinstance(below, int) or below not in (0, 1):
+        raise MalformedMessage(f"the bit must be 0 or 1 (got {below})")
+    update, answer = _vector(arrays, UPDATE, num_params), None
+    if answer_size:
+        answered = content.get(ANSWER)
+        if not isinstance(answered, ArrayRecord) or list(answered) != [ANSWER]:
+            raise MalformedMessage("the reply does not hold the answer to what was asked")
+        answer = _vector(answered, ANSWER, answer_size)
+    spent = [_epsilon(numbers.get(name), name) for name in EPSILONS]
+    return TrainReply(round_number, update, bool(below), *spent, answer=answer)
+
+
+def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
+    values = floats_of(arrays[name], name)
+    if values.shape != (size,):
+        raise MalformedMessage(f"the {name} must have the shape ({size},), got {values.shape}")
+    with np.errstate(over="ignore"):
+        vector = values.astype(np.float32)  # a copy: the memory of a message can't be written to
+    if not all_finite(vector):
+        raise MalformedMessage(f"the {name} holds NaN, infinity, or values beyond float32")
+    return torch.from_numpy(vector)
+
+
+def _epsilon(value: object, name: str) -> float:
+    if not isinstance(value, int | float) or math.isnan(value) or value < 0:
+        raise MalformedMessage(f"{name} must be a number of at least 0 (got {value})")
+    return float(value)

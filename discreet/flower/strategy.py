@@ -23,8 +23,7 @@ from discreet.data.examples import TaskShape
 from discreet.dpsgd.loop_plan import check_search
 from discreet.flower.array_layout import ArrayLayout, FlowerMessages, TrainConfig, layout_of
 from discreet.flower.grid_transport import GridTransport
-from discreet.flower.masked_transport import MaskedTransport, transport_of
-from discreet.flower.simulated_clients import set_up_simulation
+from discreet.flower.masked_transport import MaskedTransport, members_of, transport_of
 from discreet.flower.strategy_settings import (
     EVALUATED,
     CentralGaussian,
@@ -37,13 +36,13 @@ from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.mechanisms.mechanism import expected_cohort
-from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.protocol.messages import VirtualClient
+from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import check_noise
-from discreet.server.plan import Plan, plan_of, resolve_noise
+from discreet.server.plan import Plan, resolve_noise
 from discreet.server.resuming import same_settings
 from discreet.server.run_context import RunContext, close_run, interruptible, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder, check_output, replace_file
@@ -234,19 +233,19 @@ class DPFedAvg(Strategy):
     ) -> GridTransport | MaskedTransport:
         """Asks the app's clients; under secure aggregation for masked vectors."""
         plan, folder = run.plan, run.folder.path
-        masked = None if masked_mechanism(plan.run) is None else (plan.run, self.frozen)
+        masked = self.frozen if members_of(plan) else None
         transport = GridTransport(
             grid,
             FlowerMessages(layout, train_config, self.keys, self.metric, masked),
-            timeout=plan.round_timeout,
+            timeout=plan.settings.server.round_timeout,
             population_size=plan.run.user.population_size,
-            min_nodes=plan.min_nodes,
+            min_nodes=plan.settings.sampling.min_nodes,
             in_every_round=True,
             says=said,
         )
         if masked is None or not isinstance(grid, InMemoryGrid):
             return transport_of(plan, transport)
-        ticket, numbers = set_up_simulation(plan.run, folder, held), dict[int, int]()
+        ticket, numbers = set_up_simulation(folder, held, members=members_of(plan)), dict[int, int]()
         return transport_of(
             plan, transport, lambda node: VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket)
         )
@@ -269,29 +268,24 @@ def _make_log_visible() -> None:
         logger.setLevel(logging.INFO)
 
 
-def evaluation_result(metrics: MetricRecord | None) -> EvaluationResult:
-    """Loss and accuracy among metrics: the first number whose name ends in `loss`, and in `accuracy` or `acc`."""
-    numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
-
-    def ending(*ends: str) -> float | None:
-        return next((float(value) for name, value in numbers.items() if name.lower().endswith(ends)), None)
-
-    return EvaluationResult(ending("loss"), {"accuracy": ending("accuracy", "acc")})
-
-
 def evaluation_by(
     evaluate_fn: EvaluateFn | None, found: dict[int, MetricRecord]
 ) -> Callable[[int, ArrayRecord], EvaluationResult]:
-    """Evaluates the arrays after a round by the app's own function; what it says goes to `found`, by the round."""
+    """Evaluates the arrays after a round by the app's own function; what it says goes to `found`, by the round. Loss
+    and accuracy are the first numbers whose names end in `loss`, and in `accuracy` or `acc`."""
 
     def evaluate(number: int, arrays: ArrayRecord) -> EvaluationResult:
         metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
         if metrics is not None:
             found[number] = metrics
-        result = evaluation_result(metrics)
-        if number == 1 and evaluate_fn is not None and result == evaluation_result(None):
+        numbers = {name.lower(): each for name, each in (metrics or {}).items() if isinstance(each, int | float)}
+        loss, accuracy = (
+            next((float(value) for name, value in numbers.items() if name.endswith(ends)), None)
+            for ends in ("loss", ("accuracy", "acc"))
+        )
+        if number == 1 and evaluate_fn is not None and loss is None and accuracy is None:
             logger.warning("evaluate_fn gives no number whose name ends in loss, accuracy or acc: %s", UNSEEN)
-        return result
+        return EvaluationResult(loss, {"accuracy": accuracy})
 
     return evaluate
 
@@ -303,12 +297,12 @@ def planned_app(
 
     def plan(decided: Settings) -> Plan:
         query = RATED if decided.evaluation.private else None
-        return plan_of(decided, asked=asked, num_params=layout.num_params, query=query)
+        return Plan(decided, asked, num_params=layout.num_params, query=query)
 
     found = plan(same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params)))
     check_search(found.clip, count_stddev(found.run) or 0.0, expected_cohort(found.run))
-    folder = check_output(found.output, resume=found.resume)
-    resumed = _read_arrays(folder, layout) if found.resume else None
+    folder = check_output(found.settings.output_dir, resume=asked.resume)
+    resumed = _read_arrays(folder, layout) if asked.resume else None
     check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))
     started, loss = resumed or (layout, evaluate(0, arrays).loss)
     return found if loss is None else replace(found, chance_loss=loss), started

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.mechanism import (
-    CLIP,
-    Released,
-    Round,
-    ServerMechanism,
-    Statement,
-    expected_cohort,
-)
+from discreet.mechanisms.mechanism import Released, Round, ServerMechanism, Statement, expected_cohort
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
+from discreet.settings.privacy import PRIVACY_DRAWS, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import FLOWER_APP
 
@@ -26,6 +19,7 @@ if TYPE_CHECKING:
 
     from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.grid import Grid
+    from discreet.privacy.mechanisms import Gaussian
     from discreet.privacy.randomness import RandomSource
 
 ASKED_BEFORE = "; and before the first round a Gaussian of everybody's means and deviations of inputs"
@@ -34,6 +28,7 @@ OF_ANOTHER_APP = (
     "the data that evaluate_fn works on, which are the server's own",
     "what the clients' code sends elsewhere",
 )
+REPORTED = ("the epsilons that clients report about their own guarantees",)
 STATEFUL = "nodes that keep state from round to round: draws of a cohort of fixed size depend on each other"
 SETTINGS = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
 
@@ -42,13 +37,10 @@ SETTINGS = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
 class CentralGaussian(ServerMechanism):
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
-    run: ClientSettings
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
     deciding: ClassVar[tuple[str, ...]] = SETTINGS
 
-    def statement(self, *, account: bool = False) -> Statement:
+    def statement(self) -> Statement:
         user, cohort, foreign = self.run.user, round(expected_cohort(self.run)), self.run.model.name == FLOWER_APP
         drawn, accounting = {
             "poisson": (
@@ -79,8 +71,7 @@ class CentralGaussian(ServerMechanism):
                 "who took part in a round, and how many replied",
                 *((unamplified,) if user.sampling != "everyone" else ()),
                 *((STATEFUL,) if foreign and user.sampling == "fixed" else ()),
-                *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
-                *runs_and_nodes(self.run, account=account),
+                *(OF_ANOTHER_APP if foreign else REPORTED),
             ),
         )
 
@@ -124,8 +115,7 @@ class CentralGaussian(ServerMechanism):
     def empty(self, num_params: int, clip_norm: float) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum
 
-        grid = self._grid(clip_norm, num_params, self.sum_noise * clip_norm) if self.exact else None
-        return CohortSum(num_params, clip_norm, grid)
+        return CohortSum(num_params, clip_norm, self._grid(clip_norm, num_params, self.sum_noise * clip_norm))
 
     def release(self, replies: Replies, at: Round) -> Released:
         """It clips once more, adds up, noises the sum and moves the clip norm.
@@ -137,42 +127,37 @@ class CentralGaussian(ServerMechanism):
         of multiplier (z^-2 + z_answers^-2)^(-1/2).
         """
         from discreet.mechanisms.sums import take_all
-        from discreet.privacy.mechanisms import Gaussian
 
         total = self.empty(at.num_params, at.clip_norm)
         take_all(replies, total, at.answers)
         at.charge(self.event_of(at.number + 1, rates=at.answers is not None))
         answers = at.answers and at.answers.released(at.source.child("answer"))
         # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
-        noised = total.clipped.noised(Gaussian(self.sum_noise, draws=self._draws), at.source.child("update"))
+        noised = total.clipped.noised(self._gaussian(self.sum_noise), at.source.child("update"))
         stddev = self.count_stddev
         below = None if stddev is None else self._noised_count(total.below, stddev, at.source.child("count"))
         return Released(noised, *moved(self, at, below), total.replies, answers)
 
-    @property
-    def _draws(self) -> int:
-        return PRIVACY_DRAWS.get(self.run.noise, 1)
+    def _gaussian(self, noise_multiplier: float) -> Gaussian:
+        from discreet.privacy.mechanisms import Gaussian
 
-    def _grid(self, norm: float, length: int, noise_scale: float) -> Grid:
-        """For exact sums of the whole population (`discreet.privacy.grid`)."""
+        return Gaussian(noise_multiplier, draws=PRIVACY_DRAWS.get(self.run.noise, 1))
+
+    def _grid(self, norm: float, length: int, noise_scale: float) -> Grid | None:
+        """For exact sums of the whole population (`discreet.privacy.grid`); None for sums in floating point."""
         from discreet.privacy.grid import grid_for
 
-        return grid_for(norm, length, largest_cohort=self.run.user.population_size, noise_scale=noise_scale)
+        most = self.run.user.population_size
+        return grid_for(norm, length, largest_cohort=most, noise_scale=noise_scale) if self.exact else None
 
     def _noised_count(self, below: int, stddev: float, source: RandomSource) -> float:
         """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
-        import torch
+        from discreet.privacy.clipping import ClippedSum
 
-        from discreet.privacy.mechanisms import Gaussian
-
-        mechanism = Gaussian(stddev / BIT_SENSITIVITY, draws=self._draws)
-        if self.exact:
-            grid = self._grid(BIT_SENSITIVITY, 1, stddev)
-            steps = torch.tensor([round(below * BIT_SENSITIVITY / grid.step)])
-            noised = mechanism.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
-            return float(grid.to_float(noised, torch.float64)[0])
-        total = torch.tensor([below * BIT_SENSITIVITY], dtype=torch.float64)
-        return float(mechanism.add_noise(total, BIT_SENSITIVITY, source)[0])
+        grid, count = self._grid(BIT_SENSITIVITY, 1, stddev), below * BIT_SENSITIVITY
+        total = ClippedSum(1, BIT_SENSITIVITY, grid=grid)
+        total.values[0] = count if grid is None else round(count / grid.step)
+        return float(total.noised(self._gaussian(stddev / BIT_SENSITIVITY), source)[0])
 
 
 def moved(mechanism: ServerMechanism, at: Round, below: float | None) -> tuple[float, float | None]:
@@ -191,16 +176,6 @@ def protected(run: ClientSettings) -> tuple[str, str]:
     return ("everything that one node holds", "node") if foreign else ("all data of one client", "client")
 
 
-def runs_and_nodes(run: ClientSettings, *, account: bool) -> tuple[str, ...]:
-    """The gaps of any guarantee for a whole client."""
-    others = (
-        "runs over the same clients that did not charge the population's account"
-        if account
-        else "earlier runs over the same clients: each run has a ledger of its own"
-    )
-    return "a client with several nodes: one node is taken for one client", others
-
-
 def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
     """The ratings by clients, as a part of the mechanism and of the accounting."""
     asked = run.evaluation
@@ -216,15 +191,16 @@ def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
     )
 
 
-def count_stddev(run: ClientSettings) -> float | None:
-    """The noise on the count of norms below the clip norm; None with a fixed clip norm. Needs a resolved noise.
+def count_stddev(run: ClientSettings, noise: float | None = None) -> float | None:
+    """The noise on the count of norms below the clip norm; None with a fixed clip norm. `noise`: the multiplier of a
+    round; None: that of the run, which a target has chosen by now.
 
     Raises:
       ConfigError: so little that the bits alone would cost more than the round may.
     """
-    noise = run.user.noise_multiplier
     if not run.user.adaptive:
         return None
+    noise = run.user.noise_multiplier if noise is None else noise
     assert noise is not None
     value = run.user.count_stddev
     if value is None:

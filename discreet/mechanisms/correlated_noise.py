@@ -14,16 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 from discreet.accounting.correlation import NONE, SQRT, Turns
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
-from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, protected, runs_and_nodes
-from discreet.mechanisms.mechanism import (
-    CLIP,
-    Released,
-    Round,
-    ServerMechanism,
-    Statement,
-)
-from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
+from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, REPORTED, protected
+from discreet.mechanisms.mechanism import Released, Round, ServerMechanism, Statement
+from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
@@ -41,9 +34,6 @@ SPREAD = 4.0  # the grid is for so much more noise than a round's own: the weigh
 class CorrelatedNoise(ServerMechanism):
     """All data of one client, from whoever sees the released models and who is asked; the server is trusted."""
 
-    run: ClientSettings
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
     exact: ClassVar[bool] = True
     guarantee: ClassVar[str] = USER
     deciding: ClassVar[tuple[str, ...]] = (
@@ -51,7 +41,7 @@ class CorrelatedNoise(ServerMechanism):
         *("sampling.groups", "privacy.user.correlation.kind"),
     )
 
-    def statement(self, *, account: bool = False) -> Statement:
+    def statement(self) -> Statement:
         groups, foreign = self.turns.groups, self.run.model.name == FLOWER_APP
         turns = f"{groups} public groups in turn, one a round" if groups > 1 else "everybody in every round"
         asked, (unit, who) = ASKED_BEFORE if self.run.data.normalise == "private" else "", protected(self.run)
@@ -63,10 +53,7 @@ class CorrelatedNoise(ServerMechanism):
             mechanism=f"DP-FedAvg with fixed clip norm, {turns}, Gaussian noise on the sum at the server {self._words}",
             accounting="one Gaussian for all rounds, of the noise over their sensitivity, not amplified; each round is "
             f"charged as what it adds to those before it{asked}",
-            not_covered=(
-                *(OF_ANOTHER_APP if foreign else ("the epsilons that clients report about their own guarantees",)),
-                *runs_and_nodes(self.run, account=account),
-            ),
+            not_covered=OF_ANOTHER_APP if foreign else REPORTED,
         )
 
     @property

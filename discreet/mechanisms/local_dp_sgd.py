@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import poisson_round_event
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
-from discreet.mechanisms.mechanism import (
-    ONE_PERSON,
-    ClientRound,
-    Mechanism,
-    Statement,
-    Unreachable,
-)
+from discreet.mechanisms.mechanism import ONE_PERSON, ClientRound, Mechanism, Statement, Unreachable
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PRIVACY_DRAWS, ZERO_OUT
 
@@ -32,13 +26,12 @@ EXAMPLE_SETTINGS = (
 class LocalDpSgd(Mechanism):
     """One example of one client, from everybody else; nobody but the client itself is trusted."""
 
-    run: ClientSettings
     guarantee: ClassVar[str] = EXAMPLE
     at_client: ClassVar[bool] = True
     reported: ClassVar[tuple[str, ...]] = ("epsilon_example",)
     deciding: ClassVar[tuple[str, ...]] = EXAMPLE_SETTINGS
 
-    def statement(self, *, account: bool = False) -> Statement:
+    def statement(self) -> Statement:
         declared, size, asked = self.run.data.public_num_examples, self.run.training.batch_size, self.run.evaluation
         probability, rated, priced = "batch_size / n", "", ""
         uncovered = [
@@ -99,12 +92,7 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     Raises:
       Unreachable: no noise meets the target, since the ratings alone pass it.
     """
-    from discreet.training.local_training import (
-        ExamplePrivacy,
-        sampling_probability,
-        settings_without_noise,
-        steps_of,
-    )
+    from discreet.training.local_training import ExamplePrivacy, sampling_probability, settings_without_noise, steps_of
 
     example, settings = run.example, settings_without_noise(run.training, run.task)
     draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.accounting.calibration import epsilon_schedule
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
-from discreet.mechanisms.mechanism import (
-    ClientRound,
-    Mechanism,
-    Statement,
-    Unreachable,
-)
+from discreet.mechanisms.mechanism import ClientRound, Mechanism, Statement, Unreachable
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL
 
@@ -48,13 +43,12 @@ class LocalNoise(Mechanism):
     """All data of one client, or with `laplace_step` one of its examples, from everybody else; nobody but the client
     itself is trusted."""
 
-    run: ClientSettings
     guarantee: ClassVar[str] = LOCAL
     at_client: ClassVar[bool] = True
     reported: ClassVar[tuple[str, ...]] = ("epsilon_local", "epsilon_local_pure")
     deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
 
-    def statement(self, *, account: bool = False) -> Statement:
+    def statement(self) -> Statement:
         asked, rated, priced = self.run.evaluation, "", ""
         if asked.private:
             rated = (
@@ -62,7 +56,7 @@ class LocalNoise(Mechanism):
                 f"noised the same way for twice its largest norm, with the noise multiplier {asked.noise_multiplier:g}"
             )
             priced = " and another for each answer"
-        unit, how, uncovered = SAID[self.kind]
+        unit, how, uncovered = SAID[self.run.local.kind]
         return Statement(
             unit=unit,
             adjacency="replace",
@@ -76,25 +70,25 @@ class LocalNoise(Mechanism):
 
     @property
     def finite(self) -> tuple[str, ...]:
-        return self.reported if self.kind in ("laplace", "laplace_step") else self.reported[:1]
+        return self.reported if self.run.local.kind in ("laplace", "laplace_step") else self.reported[:1]
 
     @property
     def unbatched(self) -> str | None:
-        return "privacy.local.kind=laplace_step" if self.kind == "laplace_step" else None
+        return "privacy.local.kind=laplace_step" if self.run.local.kind == "laplace_step" else None
 
     def grid_slack(self, values: int, scale: float) -> float | None:
         from discreet.privacy.grid import grid_slack, laplace_grid_slack
 
-        if self.run.noise != "grid" or self.kind == "laplace_step":
+        if self.run.noise != "grid" or self.run.local.kind == "laplace_step":
             return None
-        return (laplace_grid_slack if self.kind == "laplace" else grid_slack)(values, scale)
+        return (laplace_grid_slack if self.run.local.kind == "laplace" else grid_slack)(values, scale)
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         if not trains:
             return ClientRound(math.inf)
         privacy = round_privacy(self.run, round_number=number)
         found = ClientRound(privacy.noise_multiplier, ((privacy.event, 1),), local=privacy)
-        if self.kind != "laplace_step":
+        if self.run.local.kind != "laplace_step":
             return found
 
         def step(model: nn.Module, params: Tensor, examples: Examples, **how: Any) -> Tensor:
@@ -108,8 +102,8 @@ class LocalNoise(Mechanism):
         return replace(found, local=None, step=step)
 
     def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise:
-        norm = l1_norm if self.kind == "laplace" else 1.0
-        return OwnNoise(LocalPrivacy(self.kind, norm, self.run.evaluation.noise_multiplier, self.run.noise))
+        norm = l1_norm if self.run.local.kind == "laplace" else 1.0
+        return OwnNoise(LocalPrivacy(self.run.local.kind, norm, self.run.evaluation.noise_multiplier, self.run.noise))
 
 
 def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:

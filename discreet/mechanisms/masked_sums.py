@@ -17,12 +17,10 @@ from discreet.mechanisms.central_gaussian import (
     moved,
     protected,
     ratings,
-    runs_and_nodes,
     update_noise_multiplier,
 )
 from discreet.mechanisms.local_dp_sgd import EXAMPLE_SETTINGS
 from discreet.mechanisms.mechanism import (
-    CLIP,
     ONE_PERSON,
     ClientRound,
     Released,
@@ -31,11 +29,9 @@ from discreet.mechanisms.mechanism import (
     Statement,
     Unreachable,
     expected_cohort,
-    terms_of,
 )
-from discreet.privacy.quantile import default_count_stddev
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +41,7 @@ if TYPE_CHECKING:
     from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.privacy.secure_grid import SecureCohort, SecureSum
+    from discreet.queries.query import Sums
     from discreet.training.local_training import LocalSettings
 
 SECURE_SETTINGS = (
@@ -80,7 +77,7 @@ class MaskedSum(ServerMechanism):
     def vector(self) -> SecureSum:
         """The sum with the noise that is declared, by which a client finds its share. ConfigError: a target has yet to
         choose it."""
-        noise = terms_of(self).noise_multiplier
+        noise = self.given_noise
         if noise is None:
             name = f"privacy.{self.guarantee}.noise_multiplier"
             raise ConfigError(f"{name} must be given, or resolved from its target (got null)")
@@ -112,39 +109,36 @@ class MaskedSum(ServerMechanism):
         """As `ServerRelease` has it. RoundAbandoned: too few clients are left to open the sum, which is charged all the
         same."""
         event = self.event_of(at.number + 1, rates=at.answers is not None)
-        assert event is not None
-        (update, below, answers), count = self._opened(replies, at, event)
-        said = None if answers is None or at.answers is None else at.answers.opened(answers)
+        update, below, said, count = self._opened(replies, at, event)
         return Released(update, *moved(self, at, below), count, said)
 
     def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
         """The vectors hold noise in all places but the answers'."""
-        assert at.answers is not None
-        assert event is not None
-        (_, _, answers), _ = self._opened(replies, at, event)
-        return at.answers.opened(answers)
+        return self._opened(replies, at, event)[2]
 
-    def _opened(self, replies: Replies, at: Round, event: DpEvent) -> tuple[tuple[Any, ...], int]:
+    def _opened(
+        self, replies: Replies, at: Round, event: DpEvent | None
+    ) -> tuple[Tensor, float | None, Sums | None, int]:
         from discreet.mechanisms.sums import UnopenedSum
 
         (sealed,) = replies
         if not isinstance(sealed, UnopenedSum):
             raise TypeError("a reply in the clear was given to a mechanism that opens masked sums")
+        assert event is not None
         at.charge(event)
-        return self.vector.decode(sealed.open(), self.norm(at.clip_norm)), sealed.replies
+        update, below, answers = self.vector.decode(sealed.open(), self.norm(at.clip_norm))
+        said = None if answers is None or at.answers is None else at.answers.opened(answers)
+        return update, below, said, sealed.replies
 
 
 @dataclass(frozen=True)
 class MaskedGaussian(MaskedSum):
     """All data of one client, from everybody; at least n - c clients are trusted to be honest, the server is not."""
 
-    run: ClientSettings
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
     deciding: ClassVar[tuple[str, ...]] = (*SETTINGS, *SECURE_SETTINGS)
 
-    def statement(self, *, account: bool = False) -> Statement:
+    def statement(self) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
         kind, (unit, who) = "adaptive" if self.run.user.adaptive else "fixed", protected(self.run)
         how = (
@@ -159,7 +153,6 @@ class MaskedGaussian(MaskedSum):
             adjacency=f"zero-out: {one}",
             mechanism=said.mechanism + rated,
             accounting=said.accounting + priced,
-            not_covered=(*said.not_covered, *runs_and_nodes(self.run, account=account)),
         )
 
     @property
@@ -173,15 +166,12 @@ class MaskedGaussian(MaskedSum):
     def sum(self, noise_multiplier: float) -> SecureSum:
         from discreet.privacy.secure_grid import secure_sum
 
-        user, rating = self.run.user, self.run.evaluation
-        count = user.count_stddev
-        if count is None:
-            count = default_count_stddev(user.population_size, noise_multiplier=noise_multiplier)
+        rating, count = self.run.evaluation, count_stddev(self.run, noise_multiplier)
         return secure_sum(
             self.sizes.num_params,
             self.cohort,
-            noise_multiplier=update_noise_multiplier(noise_multiplier, count_stddev=count if user.adaptive else None),
-            count_stddev=(count or 1.0) if user.adaptive else None,
+            noise_multiplier=update_noise_multiplier(noise_multiplier, count_stddev=count),
+            count_stddev=None if count is None else count or 1.0,
             answers=(self.sizes.answers, rating.noise_multiplier) if rating.private else None,
         )
 
@@ -190,15 +180,12 @@ class MaskedGaussian(MaskedSum):
 class MaskedStep(MaskedSum):
     """One example of one client, from everybody; the client, and at least n - c clients, are trusted to be honest."""
 
-    run: ClientSettings
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = EXAMPLE
     reported: ClassVar[tuple[str, ...]] = ("epsilon_example",)
     deciding: ClassVar[tuple[str, ...]] = (*SECURE_SETTINGS, "training.batch_size", *EXAMPLE_SETTINGS)
     fixed_norm: ClassVar[str] = "privacy.example.clip_norm"
 
-    def statement(self, *, account: bool = False) -> Statement:
+    def statement(self) -> Statement:
         how = (
             "one step a round over all examples of all clients, on whole numbers: each client adds up a clipped "
             "gradient of each of its examples, and adds discrete Gaussian noise and masks; the server reads the sum "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL, ClipConfig, Sizes
+from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -24,6 +24,9 @@ NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
 )
+ONE_NODE = "a client with several nodes: one node is taken for one client"
+IN_NO_ACCOUNT = "runs over the same clients that did not charge the population's account"
+EARLIER_RUNS = "earlier runs over the same clients: each run has a ledger of its own"
 SHARED = "the same example at other clients"
 ONE_PERSON = "all examples of one person together, if a client holds several of one person"
 
@@ -49,21 +52,6 @@ class Statement:
     enabled: bool = True
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The numbers of a guarantee that a client is told, and that its owner's policy can hold the run to: its noise or
-    the epsilon that chooses it, and its budget; None: not given."""
-
-    noise_multiplier: float | None
-    target: float | None
-    max_epsilon: float | None
-
-    @property
-    def budget(self) -> float | None:
-        """The epsilon that is not passed: the target, unless a budget is given."""
-        return self.target if self.max_epsilon is None else self.max_epsilon
-
-
 class Unreachable(ValueError):
     """A client can't do this work with the noise or the examples that it has. The message says why."""
 
@@ -84,6 +72,7 @@ class ClientRound:
     step: Callable[..., Tensor] | None = None  # makes the update in place of local training
 
 
+@dataclass(frozen=True)
 class Mechanism(Protocol):
     """A guarantee that a run gives, or would give if it were on. A mechanism has this class as its base, for the usual
     answers.
@@ -106,28 +95,52 @@ class Mechanism(Protocol):
     reported: ClassVar[tuple[str, ...]] = ()
     deciding: ClassVar[tuple[str, ...]] = ()
 
-    def statement(self, *, account: bool = False) -> Statement:
-        """The guarantee in words. `account`: the run charges the account of a population."""
+    def statement(self) -> Statement:
+        """The guarantee in words."""
 
-    def stated(self, *, enabled: bool, account: bool) -> Statement:
-        """The statement, with its name and all that is not covered."""
-        said, gaps = self.statement(account=account), list(NOT_COVERED)
+    @property
+    def on(self) -> bool:
+        """True if the run gives the guarantee."""
+        return bool(self.terms.kind != "none" if self.guarantee == LOCAL else self.terms.enabled)
+
+    def stated(self, *, account: bool) -> Statement:
+        """The statement, with its name and all that is not covered. `account`: the run charges a population's."""
+        said, gaps = self.statement(), list(NOT_COVERED)
         if self.run.data.partition == "sampled":  # for measuring: real people would not hold each other's examples
             gaps.append(f"{SHARED}: with data.partition=sampled views overlap, each is counted by itself")
-        return replace(said, name=self.guarantee, enabled=enabled, not_covered=(*gaps, *said.not_covered))
+        gaps += said.not_covered
+        if self.guarantee == USER:
+            gaps += ONE_NODE, IN_NO_ACCOUNT if account else EARLIER_RUNS
+        return replace(said, name=self.guarantee, enabled=self.on, not_covered=tuple(gaps))
 
     def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         """Its part of the work of a client with so many examples. Raises Unreachable if there is none."""
-        return ClientRound(terms_of(self).noise_multiplier or 0.0)
+        return ClientRound(self.given_noise or 0.0)
 
     def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise | None:
         """The noise that a client draws on answers of at most this L1 norm by itself; None if it draws none."""
         return None
 
     @property
-    def kind(self) -> str:
-        """The law of its noise, if its settings name one."""
-        return str(getattr(getattr(self.run, self.guarantee), "kind", ""))
+    def terms(self) -> Any:
+        """The settings of its guarantee, which an owner's policy can hold the run to."""
+        return getattr(self.run, self.guarantee)
+
+    @property
+    def given_noise(self) -> float | None:
+        """The noise multiplier; None: a target, which is not met yet or by each client, chooses it."""
+        noise: float | None = self.terms.noise_multiplier
+        return noise
+
+    @property
+    def target(self) -> float | None:
+        """The epsilon that chooses the noise; None: it is given."""
+        return getattr(self.terms, "epsilon" if self.guarantee == LOCAL else "target_epsilon", None)
+
+    @property
+    def budget(self) -> float | None:
+        """The epsilon that is not passed: the target, unless a budget is given."""
+        return self.target if self.terms.max_epsilon is None else self.terms.max_epsilon
 
     @property
     def unbatched(self) -> str | None:
@@ -137,7 +150,7 @@ class Mechanism(Protocol):
     @property
     def finite(self) -> tuple[str, ...]:
         """Those of `reported` that the run keeps finite."""
-        return () if terms_of(self).noise_multiplier == 0 else self.reported
+        return () if self.given_noise == 0 else self.reported
 
     @property
     def decided(self) -> Mapping[str, object]:
@@ -275,6 +288,7 @@ class PlainSum(ServerRelease):
         return Released(total.clipped.total, at.clip_norm, None, total.replies, answers)
 
 
+@dataclass(frozen=True)
 class ServerMechanism(Mechanism, ServerRelease, Protocol):
     """A mechanism whose releases the server's ledger is charged for: at most one of a run.
 
@@ -284,17 +298,16 @@ class ServerMechanism(Mechanism, ServerRelease, Protocol):
       fixed_norm: the setting of the norm that clips, if it never follows the updates, so that noise can't feed itself.
     """
 
-    clip: ClipConfig
-    sizes: Sizes
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     at_server: ClassVar[bool] = True
     fixed_norm: ClassVar[str | None] = None
 
     @property
     def noise_multiplier(self) -> float:
         """Of a round as a whole; 0 draws no noise and protects nobody. A target has chosen it by now."""
-        noise = terms_of(self).noise_multiplier
-        assert noise is not None
-        return noise
+        assert self.given_noise is not None
+        return self.given_noise
 
     @property
     def count_stddev(self) -> float | None:
@@ -321,13 +334,6 @@ class ServerMechanism(Mechanism, ServerRelease, Protocol):
     def averaged(self) -> float:
         """The public number of updates, or of examples, over which a step is the mean."""
         return expected_cohort(self.run)
-
-
-def terms_of(mechanism: Mechanism) -> Terms:
-    """The terms of a mechanism, by the settings of its guarantee."""
-    section = getattr(mechanism.run, mechanism.guarantee)
-    target = "epsilon" if mechanism.guarantee == LOCAL else "target_epsilon"
-    return Terms(section.noise_multiplier, getattr(section, target, None), section.max_epsilon)
 
 
 def expected_cohort(run: ClientSettings) -> float:

@@ -13,18 +13,13 @@ from discreet.mechanisms.local_noise import LocalNoise
 from discreet.mechanisms.masked_sums import MaskedGaussian, MaskedStep, MaskedSum
 from discreet.mechanisms.mechanism import CLIP, Mechanism, ServerMechanism
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CORRELATED, EXAMPLE, LOCAL, PLAIN, PLANNED, SECURE, USER, ClipConfig, Sizes
+from discreet.settings.privacy import CORRELATED, PLAIN, PLANNED, SECURE, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
 Made = Mapping[str, Callable[[ClientSettings], Mechanism]]
 
 OF_USERS: Made = {PLAIN: CentralGaussian, SECURE: MaskedGaussian, CORRELATED: CorrelatedNoise}
 OF_EXAMPLES: Made = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
-
-
-def is_on(run: ClientSettings, guarantee: str) -> bool:
-    """True if the run gives a guarantee."""
-    return {USER: run.user.enabled, EXAMPLE: run.example.enabled, LOCAL: run.local.kind != "none"}[guarantee]
 
 
 def guarantees_of(run: ClientSettings) -> tuple[Mechanism, Mechanism, Mechanism]:
@@ -47,7 +42,7 @@ def _own(name: str) -> Callable[[ClientSettings], Mechanism]:
 
 def mechanisms_of(run: ClientSettings) -> dict[str, Mechanism]:
     """The mechanisms of a run by their guarantees; those that are off are left out."""
-    return {each.guarantee: each for each in guarantees_of(run) if is_on(run, each.guarantee)}
+    return {each.guarantee: each for each in guarantees_of(run) if each.on}
 
 
 def accounts_itself(run: ClientSettings) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import least_noise, releases_of, terms_of
+from discreet.mechanisms.mechanism import least_noise, releases_of
 from discreet.mechanisms.mechanism_table import guarantees_of, masked_mechanism, server_mechanism
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
@@ -187,11 +187,11 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> t
     distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
     `max_epsilon` names a budget at delta instead.
     """
-    terms = [(each, terms_of(each)) for each in guarantees_of(run) if each.guarantee in guarantees]
-    budgets = [Budget(each.budget, run.delta, one.guarantee) for one, each in terms if each.budget is not None]
-    for one, each in terms:
-        if len(one.finite) > 1 and each.target is not None and each.max_epsilon is None:
-            budgets.append(Budget(each.target, 0.0, one.guarantee))
+    held = [each for each in guarantees_of(run) if each.guarantee in guarantees]
+    budgets = [Budget(each.budget, run.delta, each.guarantee) for each in held if each.budget is not None]
+    for each in held:
+        if len(each.finite) > 1 and each.target is not None and each.terms.max_epsilon is None:
+            budgets.append(Budget(each.target, 0.0, each.guarantee))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

@@ -75,8 +75,7 @@ class Work:
 TRAIN = Work()
 
 
-def _is_clip_norm(value: float) -> bool:
-    return value == math.inf or POSITIVE.holds(value)
+CLIP_NORM = Rule(POSITIVE.words, lambda norm: norm == math.inf or POSITIVE.holds(norm))
 
 
 @section("")
@@ -97,7 +96,7 @@ class TrainRequest:
     """
 
     round: Count
-    clip_norm: Annotated[float, Field(allow_inf_nan=True), Rule(POSITIVE.words, _is_clip_norm)]
+    clip_norm: Annotated[float, Field(allow_inf_nan=True), CLIP_NORM]
     run: ClientSettings
     virtual: VirtualClient | None = None
     work: Work = TRAIN
@@ -179,7 +178,10 @@ def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
     record, arrays = content.get(REQUEST), content.get(PARAMETERS)
     if not isinstance(record, ConfigRecord) or not isinstance(arrays, ArrayRecord) or PARAMETERS not in arrays:
         raise MalformedMessage("the message holds no train request and parameters of Discreet")
-    return record, floats_of(arrays[PARAMETERS], PARAMETERS)
+    params = floats_of(arrays[PARAMETERS], PARAMETERS)
+    if params.ndim != 1:
+        raise MalformedMessage(f"the {PARAMETERS} must have the shape (n,), got {params.shape}")
+    return record, params
 
 
 def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
@@ -217,19 +219,11 @@ def array_of(vector: Tensor) -> Array:
 
 
 def floats_of(array: Array, name: str) -> Floats:
-    """An array (n,) of any float dtype. The header is checked before memory is taken for what it announces."""
-    values = shaped_floats_of(array, name)
-    if values.ndim != 1:
-        raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {values.dtype} of {values.shape}")
-    return values
-
-
-def shaped_floats_of(array: Array, name: str) -> Floats:
-    """An array of any shape and any float dtype; otherwise as `floats_of`. Not to be written to: its memory is that of
-    the message."""
+    """An array of any shape and any float dtype. The header is checked before memory is taken for what it announces.
+    Not to be written to: its memory is that of the message."""
     shape, by_columns, dtype, start = header_of(array, name)
     if dtype not in (np.float16, np.float32, np.float64):
-        raise MalformedMessage(f"the array {name} must be floats of shape (n,), got {dtype} of {shape}")
+        raise MalformedMessage(f"the array {name} must be floats, got {dtype} of {shape}")
     try:
         values: Floats = np.frombuffer(array.data, dtype=dtype, offset=start)
     except ValueError as error:
@@ -251,3 +245,9 @@ def header_of(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[
     if any(length < 0 for length in shape):
         raise MalformedMessage(f"the array {name} announces the shape {shape}")
     return shape, by_columns, dtype, file.tell()
+
+
+def all_finite(values: NDArray[np.float32]) -> bool:
+    """True if all values (n,) are finite. A finite sum of squares proves it quickly."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())

@@ -10,10 +10,16 @@ For masked sums it makes keys of all virtual clients. In a federation each key i
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from discreet.masking.identity import Identity
 
 TICKET, FOLDER, PEERS = ".simulation_ticket", "masking", "peers.json"
 SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
@@ -50,3 +56,32 @@ def virtual_files(run_folder: Path, name: str) -> MembershipFiles:
     """Those of one virtual client."""
     folder = run_folder / FOLDER
     return MembershipFiles(name, folder / f"{name}.key", folder / PEERS, folder / f"state-{name}")
+
+
+def set_up_simulation(folder: Path, held: ExitStack, *, members: int) -> str:
+    """Leaves a ticket, and keys for so many `members` of masked sums, as long as `held` is open; the ticket."""
+    ticket = leave_ticket(folder)
+    held.callback((folder / TICKET).unlink, missing_ok=True)
+    if members:
+        keys = folder / FOLDER
+        shutil.rmtree(keys, ignore_errors=True)  # those of before, with their state
+        held.callback(shutil.rmtree, keys, ignore_errors=True)
+        keys.mkdir(mode=0o700)
+        people = [Identity.generate(str(client)) for client in range(members)]
+        for person in people:
+            _write(virtual_files(folder, person.name).key, person.private_text())
+        (keys / PEERS).write_text(json.dumps({person.name: person.public_text() for person in people}, indent=1))
+    return ticket
+
+
+def leave_ticket(folder: Path) -> str:
+    """A new ticket, which lies in the folder of a simulation from now on."""
+    ticket = secrets.token_hex(32)
+    (folder / TICKET).unlink(missing_ok=True)
+    _write(folder / TICKET, ticket.encode())
+    return ticket
+
+
+def _write(path: Path, content: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)

@@ -15,7 +15,7 @@ from typing import Any
 
 from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import ERROR, Rated, main_score, rated_in, score_columns
-from discreet.server.plan import Plan, plan_of
+from discreet.server.plan import Plan
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
@@ -61,7 +61,7 @@ class RunRecord:
     @cached_property
     def plan(self) -> Plan:
         """All its numbers."""
-        return plan_of(self.config)
+        return Plan(self.config)
 
     @property
     def guarantees(self) -> tuple[Statement, ...]:

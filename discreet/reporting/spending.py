@@ -11,7 +11,7 @@ from discreet.accounting.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spe
 from discreet.accounting.events import PLD, RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.mechanisms.mechanism import releases_of, terms_of
+from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.reporting.records import Pairs, RunRecord
 from discreet.settings.privacy import GUARANTEES
@@ -104,7 +104,7 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
     privacy, ratings = config.privacy, f"{times} rating{'s' if times > 1 else ''}"
     account, how = ACCOUNTANTS[privacy.accountant], f"by {privacy.accountant} at delta {privacy.delta:g}"
     unrated = server_mechanism(replace(record.plan.run, evaluation=replace(config.evaluation, kind="none")))
-    if unrated and (noise := terms_of(unrated).noise_multiplier) is not None:
+    if unrated and (noise := unrated.given_noise) is not None:
         name, without = unrated.guarantee, account(releases_of(unrated, noise, len(record.rounds)), privacy.delta)
         yield f"{name}-level: epsilon {record.epsilon(name):.4g} with {ratings}, {without:.4g} without, {how}."
     for guarantee, mechanism in record.plan.mechanisms.items():

@@ -1,23 +1,21 @@
-"""The plan of a run: flat, frozen, every number decided. `plan_of` is the last reader of a run's settings."""
+"""The plan of a run: its settings with every number decided, and the facts that they were decided by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
-from discreet.mechanisms.mechanism import Mechanism, ServerMechanism, Statement, releases_of, terms_of
+from discreet.mechanisms.mechanism import Mechanism, ServerMechanism, Statement, releases_of
 from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import OperationsConfig, RayConfig, Settings, client_settings, described, flat
-from discreet.settings.training import ModelConfig
+from discreet.settings.settings import Settings, client_settings, flat
 
 if TYPE_CHECKING:
     from discreet.queries.query import Query
@@ -35,40 +33,37 @@ class Plan:
     """All that a run needs.
 
     Attributes:
-      run: what clients are told, with the noise that a target chose.
-      model: with the folder that it lies in, which clients are not told.
-      account, population: the file that the run charges before its own ledger, and whose account it is.
-      deciding: what decides the cost of a release, flat: a run that is resumed must have the same.
-      written, asked: the settings as config.yaml and asked.yaml have them: decided, and as a person wrote them.
+      settings: decided, with the noise that a target chose, as config.yaml has them.
+      asked: the settings as a person wrote them, as asked.yaml has them; None: the same.
       num_params: of the model, or as many as are planned for before it is known.
       query: what clients are asked of models; None unless they rate them.
       chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
         infinity if it is not known.
     """
 
-    run: ClientSettings
-    model: ModelConfig
-    clip: ClipConfig
-    optimizer: ServerOptimizer
-    seed: int | None
-    output: str | None
-    resume: bool
-    account: str | None
-    population: str | None
-    too_noisy: str
-    data_path: str | None
-    engine: str
-    device: str
-    ray: RayConfig
-    operations: OperationsConfig
-    round_timeout: float
-    min_nodes: int
-    deciding: Mapping[str, object]
-    written: dict[str, Any]
-    asked: dict[str, Any]
+    settings: Settings
+    asked: Settings | None = None
     num_params: int = PLANNED.num_params
     query: Query | None = None
     chance_loss: float = math.inf
+
+    @cached_property
+    def run(self) -> ClientSettings:
+        """What clients are told."""
+        return client_settings(self.settings)
+
+    @cached_property
+    def optimizer(self) -> ServerOptimizer:
+        return server_optimizer(self.settings.server)
+
+    @property
+    def clip(self) -> ClipConfig:
+        return self.settings.privacy.user.clip
+
+    @property
+    def account(self) -> str | None:
+        """The file that the run charges before its own ledger."""
+        return self.settings.privacy.user.account
 
     @property
     def sizes(self) -> Sizes:
@@ -86,10 +81,7 @@ class Plan:
     @cached_property
     def guarantees(self) -> tuple[Statement, ...]:
         """All three guarantees, those that are off included."""
-        return tuple(
-            each.stated(enabled=table.is_on(self.run, each.guarantee), account=self.account is not None)
-            for each in table.guarantees_of(self.run)
-        )
+        return tuple(each.stated(account=self.account is not None) for each in table.guarantees_of(self.run))
 
     @property
     def accounts_itself(self) -> bool:
@@ -109,49 +101,29 @@ class Plan:
     def noised(self, guarantee: str) -> bool:
         """True if a guarantee is on, with noise."""
         mechanism = self.mechanisms.get(guarantee)
-        return mechanism is not None and terms_of(mechanism).noise_multiplier != 0
+        return mechanism is not None and mechanism.given_noise != 0
 
-
-def plan_of(
-    decided: Settings,
-    *,
-    asked: Settings | None = None,
-    num_params: int = PLANNED.num_params,
-    query: Query | None = None,
-    chance_loss: float = math.inf,
-) -> Plan:
-    """The plan of settings whose noise is decided. `asked`: as a person wrote them; None: the same."""
-    user = decided.privacy.user
-    return Plan(
-        run=client_settings(decided),
-        model=decided.model,
-        clip=user.clip,
-        optimizer=server_optimizer(decided.server),
-        seed=decided.seed,
-        output=decided.output_dir,
-        resume=decided.resume,
-        account=user.account,
-        population=decided.sampling.population_name,
-        too_noisy=user.too_noisy,
-        data_path=decided.data.path,
-        engine=decided.engine,
-        device=decided.device,
-        ray=decided.ray,
-        operations=decided.operations,
-        round_timeout=decided.server.round_timeout,
-        min_nodes=decided.sampling.min_nodes,
-        deciding=_deciding(client_settings(decided), flat(asdict(decided))),
-        written=described(decided),
-        asked=described(asked or decided),
-        num_params=num_params,
-        query=query,
-        chance_loss=chance_loss,
-    )
+    @property
+    def deciding(self) -> dict[str, object]:
+        """What decides the cost of a release, flat: a run that is resumed must have the same."""
+        run, decided, mechanisms = self.run, flat(asdict(self.settings)), self.mechanisms.values()
+        names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
+        names += ("privacy.user.mechanism",) if run.user.mechanism is not None else ()
+        names += OF_RATINGS if run.evaluation.private else ()
+        names += OF_DATA if run.data.normalise == "private" else ()
+        names += ("data.examples_per_client",) if run.data.examples_per_client is not None else ()
+        names += ("sampling.population_name",) if decided["privacy.user.account"] is not None else ()
+        facts = {name: decided[name] for name in names}
+        facts["sampling.probability"] = run.user.probability
+        facts["sampling.population_size"] = run.user.population_size
+        for each in mechanisms:
+            facts |= each.decided
+        return facts
 
 
 def planned(settings: Settings) -> Plan:
     """The plan of a run of which neither data nor model are known yet. ConfigError: no noise reaches the target."""
-    return plan_of(resolve_noise(settings), asked=settings)
+    return Plan(resolve_noise(settings), settings)
 
 
 def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
@@ -178,19 +150,3 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     budget = target if section.max_epsilon is None else section.max_epsilon
     resolved = replace(section, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
     return replace(settings, privacy=replace(settings.privacy, **{mechanism.guarantee: resolved}))
-
-
-def _deciding(run: ClientSettings, decided: Mapping[str, object]) -> dict[str, object]:
-    mechanisms = table.mechanisms_of(run).values()
-    names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
-    names += ("privacy.user.mechanism",) if run.user.mechanism is not None else ()
-    names += OF_RATINGS if run.evaluation.private else ()
-    names += OF_DATA if run.data.normalise == "private" else ()
-    names += ("data.examples_per_client",) if run.data.examples_per_client is not None else ()
-    names += ("sampling.population_name",) if decided["privacy.user.account"] is not None else ()
-    facts = {name: decided[name] for name in names}
-    facts["sampling.probability"] = run.user.probability
-    facts["sampling.population_size"] = run.user.population_size
-    for each in mechanisms:
-        facts |= each.decided
-    return facts

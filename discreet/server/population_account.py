@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from discreet.accounting.events import ACCOUNTANTS, RDP
-from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.server.plan import Plan
 from discreet.server.run_folder import ACCOUNT, RunFolder
 from discreet.settings.privacy import USER
@@ -54,7 +52,7 @@ class Population:
     def of(cls, plan: Plan) -> Self:
         """The population of a run that names one."""
         kind = ADJACENCIES[plan.run.user.sampling == "fixed"]
-        return cls(str(plan.population), plan.run.user.population_size, kind, plan.run.delta)
+        return cls(str(plan.settings.sampling.population_name), plan.run.user.population_size, kind, plan.run.delta)
 
 
 class PopulationAccount:
@@ -108,7 +106,7 @@ class PopulationAccount:
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
         """Raises BudgetSpent if these charges, for `what`, would pass the budget as the account stands now."""
-        self.budget.require_room(self.total(), charges, what)
+        self.budget.require_room(self.ledger.total(), charges, what)
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """Charges the account; BudgetSpent if the budget would be passed. Check and charge are one transaction."""
@@ -116,22 +114,16 @@ class PopulationAccount:
         self.require_room(mine)  # what takes time is computed before others have to wait
         self.ledger.charge(mine, allowed=lambda spent: self.budget.require_room(spent, mine))
 
-    def position(self) -> LedgerPosition:
-        return self.ledger.position()
-
-    def total(self) -> PrivacyLedger:
-        """The spending of all runs together."""
-        return self.ledger.total()
-
-    def runs(self) -> list[str]:
-        """The runs that have charged the account."""
-        return self.ledger.data_owners(USER)
+    @property
+    def runs(self) -> int:
+        """The number of runs that have charged the account."""
+        return len(self.ledger.data_owners(USER))
 
     def said(self) -> str:
         """The spending of all runs together, in one line."""
-        budget, delta, count = self.budget, self.population.delta, len(self.runs())
+        budget, delta, count = self.budget, self.population.delta, self.runs
         return (
-            f"user-level, all runs on {self.population.name}: epsilon {budget.epsilon(self.total()):.4g} by "
+            f"user-level, all runs on {self.population.name}: epsilon {budget.epsilon(self.ledger.total()):.4g} by "
             f"{budget.accountant} at delta {delta:g} ({count} run{'s' * (count != 1)} in {self.path})"
         )
 
@@ -153,18 +145,18 @@ class PopulationAccount:
 
     def facts(self) -> dict[str, object]:
         """The account's facts for privacy.json, as they stand now."""
-        spent = self.total()
+        spent = self.ledger.total()
         chosen, delta = self.budget.accountant, self.population.delta
         only = chosen == RDP and self.population.adjacency == ADJACENCIES[1]  # which PLD does not know
         names = [chosen] if only else [chosen, *(each for each in ACCOUNTANTS if each != chosen)]
         return {
             "population": asdict(self.population),
-            "runs": len(self.runs()),
+            "runs": self.runs,
             "epsilon": {name: spent.epsilon(delta, name) for name in names},
             "epsilon_is": "of all runs that have charged the account by now, composed",
             "max_epsilon": self.budget.max_epsilon,
             "releases": spent.num_releases,
-            "head": self.position().head,
+            "head": self.ledger.position().head,
         }
 
 

@@ -15,6 +15,7 @@ from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, Turns, best_b
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.settings.privacy import SecureConfig
+from discreet.settings.rules import ConfigError, Count, OpenShare, Positive, section
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
@@ -60,23 +61,18 @@ class Price:
         return ((self.event(noise / self.turns(rounds).sensitivity), 1),)
 
 
-@dataclass(frozen=True)
+@section("--")
 class Question:
     """Two of noise, epsilon and rounds: the third is asked for."""
 
-    noise: float | None
-    epsilon: float | None
-    rounds: int | None
-    delta: float
+    noise: Positive | None
+    epsilon: Positive | None
+    rounds: Count | None
+    delta: OpenShare
 
     def __post_init__(self) -> None:
         if len(self._given) != 2:
-            raise ValueError("give two of --noise, --epsilon and --rounds: the third is computed")
-        for name, value in self._given.items():
-            if not 0 < value < math.inf:
-                raise ValueError(f"--{name} must be a finite number above 0 (got {value})")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"--delta must be within (0, 1) (got {self.delta})")
+            raise ConfigError("give two of --noise, --epsilon and --rounds: the third is computed")
 
     @property
     def _given(self) -> dict[str, float]:

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from torch import Tensor
 
 from discreet.accounting.events import ACCOUNTANTS, event_to_json
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.mechanism import Mechanism, Statement, terms_of
+from discreet.mechanisms.mechanism import Mechanism, Statement
 from discreet.mechanisms.mechanism_table import guarantees_of
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
@@ -34,6 +35,7 @@ from discreet.server.run_folder import (
     write_tensors,
 )
 from discreet.server.state import Outcome, State, initial_state
+from discreet.settings.privacy import LOCAL
 
 logger = logging.getLogger("discreet")
 
@@ -62,46 +64,45 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
       ConfigError: the folder holds a run already, or none to go on with, or can't be used.
       LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
     """
-    folder, account = check_output(plan.output, resume=plan.resume), PopulationAccount.of(plan)
+    folder, account = check_output(plan.settings.output_dir, resume=plan.settings.resume), PopulationAccount.of(plan)
     if account is not None:
         account.ledger.check()
     held.enter_context(only_writer(folder.path))
-    if plan.resume:
+    if plan.settings.resume:
         folder.check_ledgers(plan, simulated=simulated)
     else:
         folder.create_ledgers(plan, simulated=simulated)
     ledger, state = folder.ledger(plan), None
     if account is not None:
         account.join(ledger, folder)
-    if plan.resume:
+    if plan.settings.resume:
         state = folder.load_checkpoint()
         done = state.round if state else 0
         # Without the rows of rounds that are done again.
         folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= done])
         logger.info("resumed after round %d", done)
-    plan = replace(plan, written={**plan.written, "output_dir": str(folder.path), "resume": False})
-    folder.write_config(plan.written)
-    if not plan.resume:
-        folder.write_config(plan.asked, name=ASKED)
+    begun, plan = plan, replace(plan, settings=replace(plan.settings, output_dir=str(folder.path), resume=False))
+    folder.write_config(plan.settings)
+    if not begun.settings.resume:
+        folder.write_config(begun.asked or begun.settings, name=ASKED)
     _announce(plan, folder)
     state = state or initial_state(params, clip_norm=plan.first_clip_norm)
-    return RunContext(plan, folder, ledger, state, source_of(plan.seed))
+    return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed))
 
 
 def _announce(plan: Plan, folder: RunFolder) -> None:
-    if plan.seed is not None:
+    if plan.settings.seed is not None:
         logger.warning(
-            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", plan.seed
+            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", plan.settings.seed
         )
     for name, mechanism in plan.mechanisms.items():
-        terms, kind = terms_of(mechanism), f" ({mechanism.kind})" if mechanism.kind else ""
-        noise = f"noise for a target epsilon of {terms.target:g}" if terms.target is not None else ""
-        if terms.noise_multiplier is not None:
-            noise = f"noise multiplier {terms.noise_multiplier:.4g}"
+        kind, noise = f" ({mechanism.terms.kind})" if name == LOCAL else "", mechanism.given_noise
+        drawn = f"noise for epsilon {mechanism.target:g}" if noise is None else f"noise multiplier {noise:.4g}"
         accountant = "" if mechanism.reported else f"accountant {plan.run.accountant}, "
-        budget = "none" if terms.budget is None else f"{terms.budget:g}"
-        said = f"{noise}, delta {plan.run.delta:g}, {accountant}budget epsilon {budget}"
-        logger.info("%s%s-level: %s", name, kind, said)
+        budget = "none" if mechanism.budget is None else f"{mechanism.budget:g}"
+        logger.info(
+            "%s%s-level: %s, delta %g, %sbudget epsilon %s", name, kind, drawn, plan.run.delta, accountant, budget
+        )
     if plan.mechanism is not None:
         outlook = noise_outlook(plan)
         logger.log(logging.WARNING if outlook.loud else logging.INFO, "%s", outlook)
@@ -122,8 +123,10 @@ def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
     RunSecrets(run.folder.path).erase()
     if outcome.stopped:
         logger.info("stopped after round %d: %s", outcome.checkpoint.round, outcome.stopped)
-    for line in epsilon_lines(run.plan, run.ledger, outcome.checkpoint):
+    for line in epsilon_lines(privacy_facts(run.plan, run.ledger, outcome)):
         logger.info("%s", line)
+    if run.ledger.account is not None:
+        logger.info("%s", run.ledger.account.said())
     logger.info("run folder: %s", run.folder.path)
 
 
@@ -140,24 +143,16 @@ def interruptible(folder: RunFolder, goes_on_by: str) -> Iterator[None]:
         raise
 
 
-def epsilon_lines(plan: Plan, ledger: DurableLedger, checkpoint: State) -> list[str]:
-    """One line for each guarantee, those that are off included; and one for the population's account."""
-    lines = list[str]()
-    for guarantee in plan.guarantees:
-        if not guarantee.enabled:
-            lines.append(f"{guarantee.name}-level: none (epsilon = inf)")
+def epsilon_lines(privacy: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each guarantee of privacy.json, those that are off included."""
+    for each in privacy["guarantees"]:
+        if not each["enabled"]:
+            yield f"{each['name']}-level: none (epsilon = inf)"
             continue
-        mechanism = plan.mechanisms[guarantee.name]
-        epsilon = _epsilons(mechanism, plan, ledger, checkpoint)
-        shown = ", ".join(f"{value:.4g} by {name}" for name, value in epsilon.items())
-        whose = f"; {_whose(mechanism, checkpoint)}" if mechanism.reported else ""
-        lines.append(
-            f"{guarantee.name}-level: epsilon {shown} at delta {plan.run.delta:g} "
-            f"({guarantee.unit}; {guarantee.adjacency}{whose})"
-        )
-    if ledger.account is not None:
-        lines.append(ledger.account.said())
-    return lines
+        shown = ", ".join(f"{value:.4g} by {name}" for name, value in each["epsilon"].items())
+        whose = f"; {each['epsilon_is']}" if "clients_without_epsilon" in each else ""
+        said = f"({each['unit']}; {each['adjacency']}{whose})"
+        yield f"{each['name']}-level: epsilon {shown} at delta {privacy['delta']:g} {said}"
 
 
 def _whose(mechanism: Mechanism, checkpoint: State) -> str:
@@ -179,8 +174,8 @@ def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[s
         "model_round": outcome.model.round,
         "delta": plan.run.delta,
         "accountant": plan.run.accountant,
-        "seed": plan.seed,
-        "protects_nobody": plan.seed is not None,
+        "seed": plan.settings.seed,
+        "protects_nobody": plan.settings.seed is not None,
         "ledger_head": ledger.position().head,
         "account": None if ledger.account is None else ledger.account.facts(),
         "guarantees": [

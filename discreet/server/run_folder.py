@@ -47,7 +47,7 @@ from discreet.server.state import State
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
+from discreet.settings.settings import Settings, described
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,9 +131,9 @@ class RunFolder:
         """The position of each ledger at the last checkpoint."""
         return _read_checkpoint(self.checkpoint_path)[1]
 
-    def write_config(self, settings: Mapping[str, Any], *, name: str = CONFIG) -> None:
+    def write_config(self, settings: Settings, *, name: str = CONFIG) -> None:
         """`config.yaml`, or `asked.yaml` by its name."""
-        replace_file(self.path / name, OmegaConf.to_yaml(dict(settings)).encode())
+        replace_file(self.path / name, OmegaConf.to_yaml(described(settings)).encode())
 
     def read_config(self, *, name: str = CONFIG) -> Settings:
         """The configuration that the run was started with. Raises ConfigError if there is none, or it can't be read."""

@@ -35,7 +35,7 @@ from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import check_noise
-from discreet.server.plan import Plan, plan_of, resolve_noise
+from discreet.server.plan import Plan, resolve_noise
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder
@@ -105,8 +105,8 @@ def prepare(settings: Settings, *, simulated: bool, held: ExitStack, decided: Pr
 
 def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Session:
     """The session of a plan; arguments as `prepare`."""
-    seed = plan.seed if plan.seed is not None else secrets.randbits(31)
-    model = model_for(plan.model, task.shape, seed=seed)
+    seed = plan.settings.seed if plan.settings.seed is not None else secrets.randbits(31)
+    model = model_for(plan.settings.model, task.shape, seed=seed)
     context = open_run(plan, params=flatten_parameters(model), simulated=simulated, held=held)
     return Session(context, task, model)
 
@@ -124,7 +124,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
         sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
-        planned = partial(plan_of, num_params=num_params, query=query, chance_loss=chance_loss(config.task, task))
+        planned = partial(Plan, num_params=num_params, query=query, chance_loss=chance_loss(config.task, task))
         plan = planned(config, asked=settings)
         PopulationAccount.of(plan)
         check_noise(plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds))))
@@ -140,7 +140,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         require(wanted <= examples, f"data.{name}", f"at most the {examples} training examples", wanted)
     for name, needed in (
         ("evaluation.kind=public", run.evaluation.kind == "public"),
-        ("operations.predictions=true", plan.operations.predictions),
+        ("operations.predictions=true", plan.settings.operations.predictions),
     ):
         if needed and not len(task.test):
             raise ConfigError(f"{name} needs a test set, and these data have none")
@@ -164,8 +164,8 @@ def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
     if not plan.run.needs_normaliser:
         return session
     found = found_normaliser(run, task, answers())
-    plan = replace(plan, run=replace(plan.run, normaliser=found), written={**plan.written, "normaliser": asdict(found)})
-    run.folder.write_config(plan.written)
+    plan = replace(plan, settings=replace(plan.settings, normaliser=found))
+    run.folder.write_config(plan.settings)
     return replace(session, context=replace(run, plan=plan), task=normalised_task(task, found))
 
 
@@ -174,8 +174,8 @@ def finish(session: Session, outcome: Outcome) -> None:
     plan, folder, shape = session.plan, session.folder.path, session.task.shape
     metadata = {
         "discreet": discreet.__version__,
-        "model": plan.model.name,
-        "model_settings": write_json(plan.model),
+        "model": plan.settings.model.name,
+        "model_settings": write_json(plan.settings.model),
         "data": plan.run.data.name,
         "input_shape": json.dumps(shape.input_shape),
         "num_classes": str(shape.num_classes),
@@ -183,11 +183,11 @@ def finish(session: Session, outcome: Outcome) -> None:
         "target": json.dumps(asdict(shape.target)),
         "normaliser": json.dumps(asdict(plan.run.normaliser)),
     }
-    if plan.model.lora.kind != "none":
+    if plan.settings.model.lora.kind != "none":
         load_parameters(session.model, outcome.model.params)
         save_adapter(session.model, folder)
     close_run(session.context, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
-    if plan.operations.predictions:
+    if plan.settings.operations.predictions:
         write_predictions(folder)
     say_how_it_ended(session.context, outcome)
 

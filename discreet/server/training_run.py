@@ -16,7 +16,7 @@ from discreet.evaluation.private_answers import evaluation_plan
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.privacy.randomness import RandomSource
-from discreet.protocol.messages import TRAIN, Work
+from discreet.protocol.messages import TRAIN, TrainRequest, Work
 from discreet.queries.query import RATE, TRAIN_AND_RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
 from discreet.server.progress import Progress
@@ -156,7 +156,8 @@ class TrainingRun:
         facts = {"fraction_below": released.fraction_below, "cohort": len(cohort), "replies": released.replies}
         row = self._write(after, {"clip_norm": before.clip_norm, **facts}, stats, started)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
-        self.folder.save_checkpoint(after, account=self.ledger.account.position() if self.ledger.account else None)
+        account = self.ledger.account
+        self.folder.save_checkpoint(after, account=account.ledger.position() if account else None)
         if (rank := _rank(row)) > self.best:
             self.best = rank
             self.folder.save_checkpoint(after, best=True)
@@ -192,10 +193,8 @@ class TrainingRun:
         return rated
 
     def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
-        number, params = last.round + 1, last.params
-        return self.transport.ask(
-            round_number=number, params=params, clip_norm=last.clip_norm, cohort=cohort, work=work
-        )
+        asked = TrainRequest(last.round + 1, last.clip_norm, self.plan.run, work=work)
+        return self.transport.ask(asked, last.params, cohort)
 
     def _settings_of(self, number: int) -> RoundSettings:
         """With answers if the round's cohort also rates the model that it starts from: they are about the same cohort,

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
-from discreet.protocol.messages import EPSILONS, TRAIN, TrainReply, Work
+from discreet.protocol.messages import EPSILONS, TrainReply, TrainRequest
 from discreet.server.state import State
 from discreet.settings.rules import ConfigError
 
@@ -63,11 +63,9 @@ class Transport(Protocol):
     def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterable[Brought]:
-        """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. `work` is
-        what they are asked to do. RoundAbandoned: too few clients are left for a sum."""
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Brought]:
+        """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. Raises
+        RoundAbandoned: too few clients are left for a sum."""
 
 
 @dataclass

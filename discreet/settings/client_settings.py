@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from discreet.accounting.correlation import NONE
 from discreet.accounting.events import RDP
+from discreet.settings import rules
 from discreet.settings.data import MEANS, DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import (
     CORRELATED,
@@ -20,47 +21,56 @@ from discreet.settings.privacy import (
     Noise,
     SecureConfig,
 )
-from discreet.settings.rules import (
-    ConfigError,
-    Count,
-    NotNegative,
-    OpenShare,
-    Positive,
-    Probability,
-    Sampling,
-    Text,
-    require,
-    require_each,
-    section,
-)
+from discreet.settings.rules import ConfigError, require, require_each, section
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
 
-# The values that a choice needs in other settings, and why.
-Needs = Mapping[str, tuple[object, str]]
+# The values that a choice needs in other settings, one or any of several, and why.
+Needs = dict[str, tuple[object, str]]
+AT_SERVER = "public", "none"
 MASKED: Needs = {
     "sampling.kind": ("everyone", "the server knows whom it asks, so that sampling amplifies nothing"),
     "privacy.accountant": (RDP, "its noise is accounted by Renyi divergences"),
     "privacy.noise": ("grid", "masks are added to whole numbers"),
 }
+MASKED_UPDATE: Needs = MASKED | {"privacy.example.enabled": (False, "beside its masked vector a client says nothing")}
 PLAIN_STEP: Needs = {
     "training.epochs": (1, "one step a round"),
     "training.optimizer": ("sgd", "a plain step"),
     "training.weight_decay": (0, "a plain step"),
 }
 SHARED_STEP: Needs = {
+    "evaluation.kind": (AT_SERVER, "the sum has no place for answers"),
+    **MASKED,
     "privacy.user.enabled": (False, "the sum that is opened is noised for one example"),
     "privacy.local.kind": ("none", "clients share the noise"),
     **PLAIN_STEP,
     "data.public_num_examples": (None, "steps are over all examples, and training.batch_size is the public constant"),
 }
+NOISED_UPDATE: Needs = {"privacy.user.enabled": (False, "the server's clip would cut the noise")}
 LAPLACE_STEP: Needs = {
     "privacy.example.enabled": (False, "its noise is for the whole step"),
     **PLAIN_STEP,
     "training.epochs": (1, "its sensitivity 2 * eta * C / n holds for a single full-batch step"),
+    "evaluation.kind": (AT_SERVER, "it noises steps, and no answers"),
 }
+NOISED_ANSWER: Needs = {"privacy.example.enabled": (False, "one noise on an answer is charged once")}
 OF_EXAMPLES: Needs = {
-    "privacy.user.enabled": (False, "the server's clip would cut the noise"),
+    **NOISED_UPDATE,
     "data.public_num_examples": (None, "what is held out goes by rows, and a removed one moves the others"),
+}
+OWN: Needs = {
+    "privacy.user.enabled": (True, "it gives that guarantee"),
+    "privacy.user.aggregation": (PLAIN, "it says by itself what the server reads"),
+    "sampling.kind": (("poisson", "fixed", "everyone"), "Discreet's own pays for turns"),
+    "evaluation.kind": (AT_SERVER, "it pays for no answers"),
+    "data.normalise": (("none", "public"), "it pays for no answers"),
+    "statistics.only": (False, "it pays for no answers"),
+}
+FIXED: Needs = {"privacy.accountant": (RDP, "no other knows such cohorts")}
+POISSON: Needs = {"privacy.user.correlation.kind": (NONE, "its price is for clients that take turns")}
+TURNS: Needs = {
+    "privacy.noise": ("grid", "noise is drawn again to the last bit"),
+    "evaluation.kind": (AT_SERVER, "a rating would ask clients out of their turn"),
 }
 
 
@@ -78,16 +88,16 @@ class UserTerms:
     """
 
     enabled: bool = True
-    noise_multiplier: NotNegative | None = None
-    max_epsilon: Positive | None = None
-    sampling: Sampling = "poisson"
-    probability: Probability = 1.0
-    population_size: Count = 1
-    groups: Count = 1
+    noise_multiplier: rules.NotNegative | None = None
+    max_epsilon: rules.Positive | None = None
+    sampling: rules.Sampling = "poisson"
+    probability: rules.Probability = 1.0
+    population_size: rules.Count = 1
+    groups: rules.Count = 1
     aggregation: Aggregation = PLAIN
     adaptive: bool = True
-    count_stddev: NotNegative | None = None
-    mechanism: Text | None = None
+    count_stddev: rules.NotNegative | None = None
+    mechanism: rules.Text | None = None
     correlation: CorrelationConfig = CorrelationConfig()
 
     @property
@@ -107,8 +117,8 @@ class ClientSettings:
     """The part of a run that each client is told, the same in every round, with the guarantees. Raises ConfigError: a
     setting is out of range, or two settings contradict each other."""
 
-    rounds: Count
-    delta: OpenShare
+    rounds: rules.Count
+    delta: rules.OpenShare
     accountant: Accountant
     noise: Noise
     data: DataConfig = DataConfig()
@@ -126,39 +136,48 @@ class ClientSettings:
     def __post_init__(self) -> None:
         require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
         self._check_delta()
-        self._check_local()
-        self._check_ratings()
-        by = "privacy.user.aggregation=secure"
-        if self.user.secure:
-            alone = {"privacy.example.enabled": (False, "beside its masked vector a client says nothing")}
-            require_each(self, by, {**MASKED, **alone})
-        if self.example.secure:
-            by = "privacy.example.aggregation=secure"
-            require(not self.evaluation.private, "evaluation.kind", f"public or none with {by}", self.evaluation.kind)
-            require_each(self, by, {**MASKED, **SHARED_STEP})
+        for by, needs in self._needs():
+            require_each(self, by, needs)
         if self.user.secure or self.example.secure:
             self.secure.check_fits(self.user.population_size)
-        if self.user.mechanism is not None:
-            self._check_mechanism()
-        elif self.user.enabled:
-            self._check_turns()
         if self.asks_of_data:
             self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
-        if self.user.sampling == "fixed" and self.user.enabled:
-            rule = f"{RDP} with sampling.kind=fixed"
-            require(self.accountant == RDP, "privacy.accountant", rule, self.accountant)
+        kind, schedule = self.local.kind, self.local.schedule
+        if kind != "none" and isinstance(schedule, list):
+            rule = f"a list of {self.rounds} numbers, one a round"
+            require(len(schedule) == self.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")
+        if self.evaluation.private and kind == "none" and self.example.enabled:
+            wrong = [name for name in self.evaluation.metrics if name not in MEANS]
+            rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
+            require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
-    def _check_mechanism(self) -> None:
-        by = "privacy.user.mechanism"
-        own = {
-            "privacy.user.enabled": (True, "it gives that guarantee"),
-            "privacy.user.aggregation": (PLAIN, "it says by itself what the server reads"),
-        }
-        require_each(self, by, own)
-        rule = f"poisson, fixed or everyone with {by}: Discreet's own pays for turns"
-        require(self.user.sampling != "cyclic", "sampling.kind", rule, "cyclic")
-        rule = f"public or none with {by}, and data.normalise none or public"
-        require(not (self.asks_of_data or self.evaluation.private), "evaluation.kind", rule, "private")
+    def _needs(self) -> Iterator[tuple[str, Needs]]:
+        """What the choices of this run need, each with its name."""
+        user, local, rated = self.user, self.local.kind, "evaluation.kind=private"
+        if local != "none":
+            yield f"privacy.local.kind={local}", NOISED_UPDATE | (LAPLACE_STEP if local == "laplace_step" else {})
+        if self.evaluation.private and local != "none":
+            yield f"{rated} and privacy.local", NOISED_ANSWER
+        elif self.evaluation.private and self.example.enabled:
+            yield f"{rated} and privacy.example.enabled", OF_EXAMPLES
+        elif self.evaluation.private:
+            yield rated, {"privacy.user.enabled": (True, "noise of one guarantee pays for what clients answer")}
+        if user.secure:
+            yield "privacy.user.aggregation=secure", MASKED_UPDATE
+        if self.example.secure:
+            yield "privacy.example.aggregation=secure", SHARED_STEP
+        if user.mechanism is not None:
+            yield "privacy.user.mechanism", OWN
+        elif user.enabled and user.sampling in ("poisson", "fixed"):
+            yield f"{user.sampling} cohorts", POISSON
+        elif user.enabled and user.law == CORRELATED:
+            everyone = f"privacy.user.correlation.kind={user.correlation.kind}"
+            by = everyone if user.sampling == "everyone" else "sampling.kind=cyclic"
+            rule = f"fixed: earlier noise, which later noise takes back, was made for one clip norm, with {by}"
+            require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
+            yield by, TURNS
+        if user.enabled and user.sampling == "fixed":
+            yield "sampling.kind=fixed", FIXED
 
     @property
     def asks_of_data(self) -> bool:
@@ -182,20 +201,6 @@ class ClientSettings:
             return
         raise ConfigError(f"{what} needs {rule}")
 
-    def _check_turns(self) -> None:
-        """Raises ConfigError unless noise that is correlated over rounds goes with the other settings."""
-        user, kind = self.user, self.user.correlation.kind
-        rule = "none with poisson or fixed cohorts: its price is for clients that take turns, sampling.kind=cyclic"
-        require(user.sampling in ("cyclic", "everyone") or kind == NONE, "privacy.user.correlation.kind", rule, kind)
-        if user.law != CORRELATED:
-            return
-        by = f"privacy.user.correlation.kind={kind}" if user.sampling == "everyone" else "sampling.kind=cyclic"
-        moving = "fixed: earlier noise, which later noise takes back, was made for one clip norm"
-        require(not user.adaptive, "privacy.user.clip.kind", f"{moving}, with {by}", "adaptive")
-        require_each(self, by, {"privacy.noise": ("grid", "noise is drawn again to the last bit")})
-        plain = f"public or none with {by}: a rating would ask clients out of their turn"
-        require(not self.evaluation.private, "evaluation.kind", plain, "private")
-
     def _check_delta(self) -> None:
         bound = 1 / self.user.population_size
         if self.user.enabled or self.local.kind in ("gaussian", "laplace"):
@@ -206,33 +211,3 @@ class ClientSettings:
         if self.example.enabled and declared is not None:
             rule = f"at least training.batch_size and below 1 / privacy.delta: within [{least}, {1 / self.delta:g})"
             require(least <= declared < 1 / self.delta, "data.public_num_examples", rule, declared)
-
-    def _check_ratings(self) -> None:
-        if not self.evaluation.private:
-            return
-        local, by = self.local.kind, "evaluation.kind=private"
-        rule = f"none, gaussian or laplace with {by}: laplace_step noises steps, and no answers"
-        require(local != "laplace_step", "privacy.local.kind", rule, local)
-        if local != "none":
-            once = {"privacy.example.enabled": (False, "one noise on an answer is charged once")}
-            require_each(self, f"{by} and privacy.local", once)
-        elif not self.example.enabled:
-            rule = f"true with {by}, or another guarantee on: noise pays for what clients answer"
-            require(self.user.enabled, "privacy.user.enabled", rule, self.user.enabled)
-        else:
-            require_each(self, f"{by} and privacy.example.enabled", OF_EXAMPLES)
-            wrong = [name for name in self.evaluation.metrics if name not in MEANS]
-            rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
-            require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
-
-    def _check_local(self) -> None:
-        kind, schedule = self.local.kind, self.local.schedule
-        if kind == "none":
-            return
-        by = f"privacy.local.kind={kind}"
-        require_each(self, by, {"privacy.user.enabled": (False, "the server's clip would cut the noise")})
-        if kind == "laplace_step":
-            require_each(self, by, LAPLACE_STEP)
-        if isinstance(schedule, list):
-            rule = f"a list of {self.rounds} numbers, one a round"
-            require(len(schedule) == self.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")

@@ -6,21 +6,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
 from discreet.accounting.events import poisson_round_event
-from discreet.settings.rules import (
-    FINITE,
-    POSITIVE,
-    Count,
-    CountOrZero,
-    Finite,
-    OpenShare,
-    Positive,
-    Text,
-    different,
-    list_of,
-    one_of,
-    require,
-    section,
-)
+from discreet.settings import rules
+from discreet.settings.rules import require, section
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -36,15 +23,15 @@ MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 class DataConfig:
     """The data set, and how it is dealt to the clients; the same value always deals the same."""
 
-    name: Text = "digits"
-    path: Text | None = None
-    num_clients: Count = 200
-    partition: Annotated[str, one_of("iid", "dirichlet", "shards", "natural", "sampled")] = "iid"
-    alpha: Positive = 0.5
-    partition_seed: CountOrZero = 20611
-    examples_per_client: Count | None = None
-    public_num_examples: Count | None = None
-    normalise: Annotated[str, one_of("none", "public", "private")] = "none"
+    name: rules.Text = "digits"
+    path: rules.Text | None = None
+    num_clients: rules.Count = 200
+    partition: Annotated[str, rules.one_of("iid", "dirichlet", "shards", "natural", "sampled")] = "iid"
+    alpha: rules.Positive = 0.5
+    partition_seed: rules.CountOrZero = 20611
+    examples_per_client: rules.Count | None = None
+    public_num_examples: rules.Count | None = None
+    normalise: Annotated[str, rules.one_of("none", "public", "private")] = "none"
 
     def __post_init__(self) -> None:
         sampled, count = self.partition == "sampled", self.examples_per_client
@@ -58,8 +45,8 @@ class DataConfig:
 class NormaliserConfig:
     """The normaliser of inputs, for each column of a table or channel of images: (input - mean) / deviation."""
 
-    means: Annotated[list[float], list_of(FINITE, "column")] | None = None
-    deviations: Annotated[list[float], list_of(POSITIVE, "column")] | None = None
+    means: Annotated[list[float], rules.list_of(rules.FINITE, "column")] | None = None
+    deviations: Annotated[list[float], rules.list_of(rules.POSITIVE, "column")] | None = None
 
     def __post_init__(self) -> None:
         same = len(self.means or []) == len(self.deviations or [])
@@ -70,17 +57,17 @@ class NormaliserConfig:
 class StatisticsConfig:
     """The questions about clients' data, by `discreet statistics` and with `data.normalise=private`."""
 
-    of: Annotated[list[str], different(*STATISTICS)] = field(default_factory=lambda: ["moments", "targets"])
-    noise_multiplier: Positive = 10.0
-    low: Finite | None = None
-    high: Finite | None = None
-    most_examples: Count = 1000
+    of: Annotated[list[str], rules.different(*STATISTICS)] = field(default_factory=lambda: ["moments", "targets"])
+    noise_multiplier: rules.Positive = 10.0
+    low: rules.Finite | None = None
+    high: rules.Finite | None = None
+    most_examples: rules.Count = 1000
     only: bool = False
 
     def __post_init__(self) -> None:
         given = self.low is not None and self.high is not None
-        holds = POSITIVE.holds(self.high - self.low) if given else self.low is self.high  # type: ignore[operator]
-        rule = f"given with statistics.low, and above it by a number {POSITIVE.words}"
+        holds = rules.POSITIVE.holds(self.high - self.low) if given else self.low is self.high  # type: ignore[operator]
+        rule = f"given with statistics.low, and above it by a number {rules.POSITIVE.words}"
         require(holds, "statistics.high", rule, self.high)
 
     @property
@@ -93,12 +80,12 @@ class StatisticsConfig:
 class EvaluationConfig:
     """Ratings of the model: on the server's public test set, by clients on held-out data of their own, or none."""
 
-    kind: Annotated[str, one_of("public", "private", "none")] = "public"
-    every: Count = 10
-    cohort: Annotated[str, one_of("own", "same")] = "own"
-    share: OpenShare = 0.2
-    metrics: Annotated[list[str], different(*METRICS)] = field(default_factory=lambda: ["accuracy"])
-    noise_multiplier: Positive = 10.0
+    kind: Annotated[str, rules.one_of("public", "private", "none")] = "public"
+    every: rules.Count = 10
+    cohort: Annotated[str, rules.one_of("own", "same")] = "own"
+    share: rules.OpenShare = 0.2
+    metrics: Annotated[list[str], rules.different(*METRICS)] = field(default_factory=lambda: ["accuracy"])
+    noise_multiplier: rules.Positive = 10.0
 
     @property
     def private(self) -> bool:

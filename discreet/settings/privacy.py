@@ -11,24 +11,8 @@ from pydantic import AfterValidator
 from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_bandwidth
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
-from discreet.settings.rules import (
-    POSITIVE,
-    Count,
-    CountOrZero,
-    LearningRate,
-    NotNegative,
-    OpenShare,
-    Positive,
-    Rule,
-    Text,
-    check_value,
-    list_of,
-    one_of,
-    require,
-    require_one,
-    section,
-    within,
-)
+from discreet.settings import rules
+from discreet.settings.rules import check_value, require, require_one, section
 
 USER, EXAMPLE, LOCAL = "user", "example", "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
@@ -37,18 +21,18 @@ ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", 
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 PLAIN, SECURE, CORRELATED = "plain", "secure", "correlated"
 SCHEDULES = ("uniform", "geometric")
-_SHARES = list_of(POSITIVE, "round")
-SCHEDULE = Rule(
+_SHARES = rules.list_of(rules.POSITIVE, "round")
+SCHEDULE = rules.Rule(
     f"uniform, geometric, or {_SHARES.words}",
     lambda value: value in SCHEDULES if isinstance(value, str) else _SHARES.holds(value),
     SCHEDULES,
 )
-Accountant = Annotated[str, one_of(*ACCOUNTANTS)]
-Noise = Annotated[str, one_of("float", "grid", "secure_sum")]
-Aggregation = Annotated[str, one_of(PLAIN, SECURE)]
+Accountant = Annotated[str, rules.one_of(*ACCOUNTANTS)]
+Noise = Annotated[str, rules.one_of("float", "grid", "secure_sum")]
+Aggregation = Annotated[str, rules.one_of(PLAIN, SECURE)]
 File = Annotated[
-    Text,
-    Rule("a file", lambda value: bool(value.strip()) and "\0" not in value),
+    rules.Text,
+    rules.Rule("a file", lambda value: bool(value.strip()) and "\0" not in value),
     # A run that goes on elsewhere charges the same file.
     AfterValidator(lambda path: os.path.abspath(os.path.expanduser(path))),
 ]
@@ -69,9 +53,9 @@ def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) 
 class SecureConfig:
     """The losses d and the collusion c that a masked sum over n nodes bears, and the t nodes whose shares open it."""
 
-    dropouts: CountOrZero = 1
-    colluding: CountOrZero = 1
-    threshold: Count | None = None
+    dropouts: rules.CountOrZero = 1
+    colluding: rules.CountOrZero = 1
+    threshold: rules.Count | None = None
 
     def summands(self, nodes: int) -> int:
         """h = n - d - c: the least number of honest nodes whose noise is in a sum that is opened."""
@@ -88,7 +72,7 @@ class SecureConfig:
         only once who survived: so the server can open one sum a round, and no two. With t <= n - d it can open one
         after all the losses that are allowed for. Both need n > 2d + c.
         """
-        check_value(nodes, "sampling.population_size with secure aggregation", within(3, 100))
+        check_value(nodes, "sampling.population_size with secure aggregation", rules.within(3, 100))
         summands, threshold, name = self.summands(nodes), self.threshold_of(nodes), "privacy.secure.threshold"
         rule = f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at least must be left"
         require(summands >= 1, "privacy.secure.dropouts", rule, self.dropouts)
@@ -114,10 +98,10 @@ class ExamplePrivacyConfig:
 
     enabled: bool = False
     aggregation: Aggregation = PLAIN
-    noise_multiplier: NotNegative | None = None
-    clip_norm: Positive = 1.0
-    target_epsilon: Positive | None = None
-    max_epsilon: Positive | None = None
+    noise_multiplier: rules.NotNegative | None = None
+    clip_norm: rules.Positive = 1.0
+    target_epsilon: rules.Positive | None = None
+    max_epsilon: rules.Positive | None = None
 
     def __post_init__(self) -> None:
         _check_level("example", self)
@@ -132,12 +116,12 @@ class ExamplePrivacyConfig:
 class LocalPrivacyConfig:
     """Local privacy: each client noises its own update, for an untrusted server."""
 
-    kind: Annotated[str, one_of("none", "gaussian", "laplace", "laplace_step")] = "none"
-    epsilon: Positive | None = None
-    noise_multiplier: Positive | None = None
-    clip_norm: Positive = 1.0
+    kind: Annotated[str, rules.one_of("none", "gaussian", "laplace", "laplace_step")] = "none"
+    epsilon: rules.Positive | None = None
+    noise_multiplier: rules.Positive | None = None
+    clip_norm: rules.Positive = 1.0
     schedule: Annotated[str | list[float], SCHEDULE] = "uniform"
-    max_epsilon: Positive | None = None
+    max_epsilon: rules.Positive | None = None
 
     def __post_init__(self) -> None:
         if self.kind != "none":
@@ -152,16 +136,16 @@ class LocalPrivacyConfig:
 class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
 
-    kind: Annotated[str, one_of("adaptive", "fixed")] = "adaptive"
-    norm: Positive = 0.3
+    kind: Annotated[str, rules.one_of("adaptive", "fixed")] = "adaptive"
+    norm: rules.Positive = 0.3
     max: float | None = None
-    target_quantile: OpenShare = 0.5
-    learning_rate: LearningRate = 0.2
-    search_rate: Annotated[float, within(0, 10_000)] = 0.0
-    count_stddev: NotNegative | None = None
+    target_quantile: rules.OpenShare = 0.5
+    learning_rate: rules.LearningRate = 0.2
+    search_rate: Annotated[float, rules.within(0, 10_000)] = 0.0
+    count_stddev: rules.NotNegative | None = None
 
     def __post_init__(self) -> None:
-        check_value(self.ceiling, "privacy.user.clip.max", within(self.norm, LARGEST_NUMBER))
+        check_value(self.ceiling, "privacy.user.clip.max", rules.within(self.norm, LARGEST_NUMBER))
 
     @property
     def ceiling(self) -> float:
@@ -188,8 +172,8 @@ class ClipConfig:
 class CorrelationConfig:
     """The correlation of the server's noise over rounds (`discreet.accounting.correlation`)."""
 
-    kind: Annotated[str, one_of(*CORRELATIONS)] = NONE
-    bandwidth: Count | None = None
+    kind: Annotated[str, rules.one_of(*CORRELATIONS)] = NONE
+    bandwidth: rules.Count | None = None
 
     def __post_init__(self) -> None:
         banded = self.kind in (BSR, BISR)
@@ -207,12 +191,12 @@ class UserPrivacyConfig:
 
     enabled: bool = True
     aggregation: Aggregation = PLAIN
-    noise_multiplier: NotNegative | None = None
-    target_epsilon: Positive | None = None
-    max_epsilon: Positive | None = None
+    noise_multiplier: rules.NotNegative | None = None
+    target_epsilon: rules.Positive | None = None
+    max_epsilon: rules.Positive | None = None
     account: File | None = None
-    mechanism: Text | None = None
-    too_noisy: Annotated[str, one_of("refuse", "warn")] = "refuse"
+    mechanism: rules.Text | None = None
+    too_noisy: Annotated[str, rules.one_of("refuse", "warn")] = "refuse"
     clip: ClipConfig = ClipConfig()
     correlation: CorrelationConfig = CorrelationConfig()
 
@@ -224,7 +208,7 @@ class UserPrivacyConfig:
 class PrivacyConfig:
     """The three guarantees, and how their epsilon is computed."""
 
-    delta: OpenShare = 1e-3
+    delta: rules.OpenShare = 1e-3
     accountant: Accountant = PLD
     noise: Noise = "grid"
     user: UserPrivacyConfig = UserPrivacyConfig(target_epsilon=8.0)

@@ -147,10 +147,12 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
     if not first["loc"]:
         return ConfigError(first["msg"])
     key, annotation = "", kind
-    for name in map(str, first["loc"]):
+    for name in first["loc"]:
         outer = _section_in(annotation)
         if outer is None:  # in a list, or in one of two types
             break
+        if isinstance(name, int):  # an argument that was given by its position
+            name = list(_annotations(outer))[name]
         key, annotation = outer.key_of(name), _annotations(outer).get(name)
     if first["type"] == "unexpected_keyword_argument":
         return ConfigError(unknown(key, kind))
@@ -209,11 +211,14 @@ def values_of(settings: Any) -> dict[str, object]:
 
 
 def require_each(settings: Any, by: str, wanted: Mapping[str, tuple[object, str]]) -> None:
-    """Raises ConfigError unless the settings of these keys have the values that `by` needs, for the reasons given."""
+    """Raises ConfigError unless the settings of these keys have the value, or one of the values, that `by` needs, for
+    the reasons given."""
     values = values_of(settings)
-    for key, (value, why) in wanted.items():
-        words = "left out" if value is None else str(value).lower()
-        require(values[key] == value, key, f"{words} with {by}: {why}", values[key])
+    for key, (allowed, why) in wanted.items():
+        several = allowed if isinstance(allowed, tuple) else (allowed,)
+        names = ["left out" if value is None else str(value).lower() for value in several]
+        words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        require(values[key] in several, key, f"{words} with {by}: {why}", values[key])
 
 
 def require_one(given: Mapping[str, object], advice: str = ": give one, the other follows from it") -> None:

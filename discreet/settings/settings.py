@@ -7,53 +7,44 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from discreet.logs import LOG_FORMATS
+from discreet.settings import rules
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import PLAIN, PrivacyConfig
-from discreet.settings.rules import (
-    Count,
-    CountOrZero,
-    LearningRate,
-    Momentum,
-    Positive,
-    Probability,
-    Rule,
-    Sampling,
-    Text,
-    at_least,
-    check_value,
-    one_of,
-    require,
-    section,
-    within,
-)
+from discreet.settings.rules import check_value, require, require_each, section
 from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
+
+ACCOUNT = {
+    "privacy.user.enabled": (True, "it has what the user level spends"),
+    "privacy.user.aggregation": (PLAIN, "it is about adding or removing a client"),
+    "seed": (None, "noise that can be drawn again protects nobody"),
+}
 
 
 @section("sampling.")
 class SamplingConfig:
     """The draw of a round's cohort."""
 
-    kind: Sampling = "poisson"
-    probability: Probability = 0.3
-    population_size: Count | None = None
-    groups: Count | None = None
-    population_name: Annotated[Text, Rule("a name", str.strip)] | None = None
-    min_nodes: Count = 1
+    kind: rules.Sampling = "poisson"
+    probability: rules.Probability = 0.3
+    population_size: rules.Count | None = None
+    groups: rules.Count | None = None
+    population_name: Annotated[rules.Text, rules.Rule("a name", str.strip)] | None = None
+    min_nodes: rules.Count = 1
 
 
 @section("server.")
 class ServerConfig:
     """The server's optimizer, whose numbers None leaves to it, and the seconds that it waits for a round's replies."""
 
-    optimizer: Annotated[str, one_of("sgd", "adam", "yogi")] = "sgd"
-    learning_rate: LearningRate | None = None
-    momentum: Momentum | None = None
-    beta_1: Momentum | None = None
-    beta_2: Momentum | None = None
-    tau: Positive | None = None
+    optimizer: Annotated[str, rules.one_of("sgd", "adam", "yogi")] = "sgd"
+    learning_rate: rules.LearningRate | None = None
+    momentum: rules.Momentum | None = None
+    beta_1: rules.Momentum | None = None
+    beta_2: rules.Momentum | None = None
+    tau: rules.Positive | None = None
     shrink_with_noise: bool = False
-    round_timeout: Positive = 600.0
+    round_timeout: rules.Positive = 600.0
 
     def __post_init__(self) -> None:
         others = ("beta_1", "beta_2", "tau") if self.optimizer == "sgd" else ("momentum", "shrink_with_noise")
@@ -67,7 +58,7 @@ class ServerConfig:
 class OperationsConfig:
     """The watching of a running server, and the files at the end of a run. Nothing here decides privacy."""
 
-    log_format: Annotated[str, one_of(*LOG_FORMATS)] = "text"
+    log_format: Annotated[str, rules.one_of(*LOG_FORMATS)] = "text"
     predictions: bool = False
 
 
@@ -75,19 +66,19 @@ class OperationsConfig:
 class RayConfig:
     """The Ray cluster that trains clients, with `engine=ray`. It decides neither privacy nor what a seed gives."""
 
-    address: Annotated[str, Rule("auto or host:port of a cluster's head", bool)] | None = None
-    num_gpus: Annotated[float, within(0, 1)] = 0.0
+    address: Annotated[str, rules.Rule("auto or host:port of a cluster's head", bool)] | None = None
+    num_gpus: Annotated[float, rules.within(0, 1)] = 0.0
 
 
 @section("")
 class Settings:
     """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a ConfigError."""
 
-    rounds: Count = 30
-    seed: CountOrZero | None = None
-    device: Text = "cpu"
-    engine: Annotated[str, one_of("auto", "batched", "sequential", "ray")] = "auto"
-    output_dir: Text | None = None
+    rounds: rules.Count = 30
+    seed: rules.CountOrZero | None = None
+    device: rules.Text = "cpu"
+    engine: Annotated[str, rules.one_of("auto", "batched", "sequential", "ray")] = "auto"
+    output_dir: rules.Text | None = None
     resume: bool = False
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -134,20 +125,15 @@ def _check_cohort(config: Settings) -> None:
         require(groups is None, "sampling.groups", "left out without sampling.kind=cyclic", groups)
     if config.sampling.kind == "fixed":
         name = "sampling.probability * population_size, rounded,"
-        check_value(round(config.sampling_probability * config.population_size), name, at_least(1))
+        check_value(round(config.sampling_probability * config.population_size), name, rules.at_least(1))
 
 
 def _check_account(config: Settings) -> None:
-    user = config.privacy.user
-    if user.account is None:
+    if config.privacy.user.account is None:
         return
-    require(user.enabled, "privacy.user.account", "left out with privacy.user.enabled=false", user.account)
-    rule = "left out with privacy.user.aggregation=secure: an account is about adding or removing a client"
-    require(user.aggregation == PLAIN, "privacy.user.account", rule, user.account)
+    require_each(config, "privacy.user.account", ACCOUNT)
     name = config.sampling.population_name
     require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
-    rule = "null with privacy.user.account: noise that can be drawn again protects nobody"
-    require(config.seed is None, "seed", rule, config.seed)
 
 
 def client_settings(config: Settings) -> ClientSettings:

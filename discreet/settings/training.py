@@ -5,24 +5,12 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
-from discreet.settings.rules import (
-    POSITIVE,
-    Count,
-    LearningRate,
-    Momentum,
-    NotNegative,
-    Positive,
-    Text,
-    list_of,
-    one_of,
-    require,
-    section,
-    write_json,
-)
+from discreet.settings import rules
+from discreet.settings.rules import require, section, write_json
 
 HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
-LOSS = one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
+LOSS = rules.one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 
 
 @section("model.lora.")
@@ -30,18 +18,18 @@ class LoraConfig:
     """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it is, and is
     public."""
 
-    kind: Annotated[str, one_of("none", "lora", "ffa")] = "none"
-    rank: Count = 8
-    alpha: Count = 16
-    targets: Text | None = None
+    kind: Annotated[str, rules.one_of("none", "lora", "ffa")] = "none"
+    rank: rules.Count = 8
+    alpha: rules.Count = 16
+    targets: rules.Text | None = None
 
 
 @section("model.")
 class ModelConfig:
     """The model that is trained, and patterns of the names of its frozen parameters."""
 
-    name: Text = "mlp"
-    freeze: list[Text] = field(default_factory=list)
+    name: rules.Text = "mlp"
+    freeze: list[rules.Text] = field(default_factory=list)
     lora: LoraConfig = LoraConfig()
 
     def __hash__(self) -> int:
@@ -52,13 +40,13 @@ class ModelConfig:
 class TrainingConfig:
     """A client's local work."""
 
-    epochs: Count = 5
-    batch_size: Count = 8
-    learning_rate: LearningRate = 0.2
-    momentum: Momentum = 0.0
-    optimizer: Annotated[str, one_of("sgd", "adam", "adamw")] = "sgd"
-    weight_decay: NotNegative = 0.0
-    schedule: Annotated[str, one_of("constant", "cosine", "linear")] = "constant"
+    epochs: rules.Count = 5
+    batch_size: rules.Count = 8
+    learning_rate: rules.LearningRate = 0.2
+    momentum: rules.Momentum = 0.0
+    optimizer: Annotated[str, rules.one_of("sgd", "adam", "adamw")] = "sgd"
+    weight_decay: rules.NotNegative = 0.0
+    schedule: Annotated[str, rules.one_of("constant", "cosine", "linear")] = "constant"
 
     def __post_init__(self) -> None:
         rule = f"0 with training.optimizer={self.optimizer}"
@@ -70,5 +58,5 @@ class TaskConfig:
     """The loss. What is predicted, classes, labels or numbers, is the data's to say."""
 
     loss: Annotated[str, LOSS] | None = None
-    class_weights: Annotated[list[float], list_of(POSITIVE, "class")] | None = None
-    huber_delta: Positive = 0.1
+    class_weights: Annotated[list[float], rules.list_of(rules.POSITIVE, "class")] | None = None
+    huber_delta: rules.Positive = 0.1

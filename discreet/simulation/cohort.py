@@ -36,7 +36,7 @@ from discreet.node.client import Values, noised_vector
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import EPSILONS, TRAIN, TrainRequest, Work
+from discreet.protocol.messages import EPSILONS, TrainRequest
 from discreet.queries.query import Query
 from discreet.server.plan import Plan
 from discreet.server.round import round_settings
@@ -219,11 +219,8 @@ class BatchedTransport:
         """Every virtual client."""
         return range(len(self.engine.client_examples))
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[PartialReply | Failure]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[PartialReply | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
-        asked = TrainRequest(round_number, clip_norm, self.plan.run, work=work)
         refused: list[Failure] = []
         self._workers.begin(params)
         yield from self._workers.replies(self._admitted(asked, cohort, refused))
@@ -273,8 +270,8 @@ def masked_vector(plan: Plan) -> SecureSum | None:
 def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
     """The engine for a run on a task; `dealt` in place of the run's own partition. `device` of the run decides where it
     computes: a chunk for every core, or one at a time on a GPU."""
-    run, device = plan.run, torch.device(plan.device)
-    model = model_for(plan.model, task.shape, seed=0).to(device)
+    run, device = plan.run, torch.device(plan.settings.device)
+    model = model_for(plan.settings.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
     data = shared_examples(examples_read, device)
     local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
@@ -286,9 +283,9 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
         batch_size=run.training.batch_size,
         built=by_example and isinstance(layers, MappedModel),
     )
-    kind = "cuda" if plan.engine == "ray" and plan.ray.num_gpus else device.type
+    kind = "cuda" if plan.settings.engine == "ray" and plan.settings.ray.num_gpus else device.type
     engine = Engine(
-        seed=plan.seed,
+        seed=plan.settings.seed,
         release=round_settings(plan).release,
         data=data,
         client_examples=trained_on(dealt or client_examples_of(task, run.data), run.evaluation),

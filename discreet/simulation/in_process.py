@@ -20,13 +20,13 @@ from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import TRAIN, TrainReply, TrainRequest, VirtualClient, Work
+from discreet.protocol.messages import TrainReply, TrainRequest, VirtualClient
 from discreet.queries.query import NORMALISE, query_of
 from discreet.server.plan import Plan
 from discreet.server.session import Session, finish, normalised, prepare, resolve, training_run
 from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
-from discreet.server.transport import Failure, RoundAbandoned, Transport
+from discreet.server.transport import Brought, Failure, RoundAbandoned, Transport
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
@@ -52,20 +52,19 @@ class InProcessTransport:
         """Every virtual client."""
         return range(self.plan.run.data.num_clients)
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[TrainReply | PartialReply | Failure]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Brought]:
         """Trains one client after the other."""
         for client_id in cohort:
-            virtual = VirtualClient(client_id, self.state_folder, seed=self.plan.seed, data_path=self.plan.data_path)
-            request = TrainRequest(round_number, clip_norm, self.plan.run, virtual, work)
+            settings = self.plan.settings
+            virtual = VirtualClient(client_id, self.state_folder, seed=settings.seed, data_path=settings.data.path)
+            request = replace(asked, virtual=virtual)
             try:
                 client = virtual_client(request)
                 if self.vector is None:
                     yield replace(client.answer(request, params), client=client_id)
                 else:
                     total = client.vector(request, params, self.vector)
-                    yield PartialReply(total, 0, 1, clip_norm)
+                    yield PartialReply(total, 0, 1, asked.clip_norm)
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))
 
@@ -85,15 +84,10 @@ class InTheClear:
         """See `Transport`."""
         return self.transport.available_clients()
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterator[Failure | UnopenedSum]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Failure | UnopenedSum]:
         """See `Transport`."""
-        asked = self.transport.ask(
-            round_number=round_number, params=params, clip_norm=clip_norm, cohort=cohort, work=work
-        )
         total, replies, failures = torch.zeros(self.vector.length, dtype=torch.int64), 0, []
-        for reply in asked:
+        for reply in self.transport.ask(asked, params, cohort):
             if isinstance(reply, Failure):
                 failures.append(reply)
                 continue
@@ -144,10 +138,10 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     plan, run = session.plan, session.plan.run
     if run.needs_normaliser:
         raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
-    session.model.to(plan.device)
-    vector, uncovered = masked_vector(plan), _not_batched(run, plan.engine)
+    session.model.to(plan.settings.device)
+    vector, uncovered = masked_vector(plan), _not_batched(run, plan.settings.engine)
     transport: Transport
-    if plan.engine == "sequential" or uncovered:
+    if plan.settings.engine == "sequential" or uncovered:
         logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
         transport = InProcessTransport(plan, str(session.folder.path), vector)
     else:
@@ -189,11 +183,11 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
     if plan.accounts_itself:
         accounts = Accounts(DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant)
     engine = engine_of(plan, session.task)
-    if plan.engine == "ray":
+    if plan.settings.engine == "ray":
         from discreet.simulation.ray_cluster import RayWorkers, connected  # Ray takes seconds to import
 
-        cluster = held.enter_context(connected(plan.ray.address, models=[plan.model.name]))
-        workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.ray.num_gpus)
+        cluster = held.enter_context(connected(plan.settings.ray.address, models=[plan.settings.model.name]))
+        workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.settings.ray.num_gpus)
         logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.has("CPU"))
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together

@@ -23,8 +23,9 @@ from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.server.plan import Plan
 from discreet.server.run_folder import CONFIG, OVER, RunFolder, note_interruption, only_writer, state_of
-from discreet.settings.compose import parse_config
+from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, require_extra
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import RunLostError
 
@@ -95,16 +96,15 @@ class Job:
         return None
 
 
-def go_on(files: RunFolder, name: str, asked: dict[str, Any], *, decided: dict[str, Any] | None = None) -> None:
+def go_on(files: RunFolder, name: str, asked: Settings, *, decided: PrivacyConfig | None = None) -> None:
     """Does a run with these settings: from its start, after its last whole round, or not at all if it is over.
-    `decided`: the same settings with their noise, if a target has chosen it before."""
+    `decided`: their guarantees with the noise, if a target has chosen it before."""
     if state_of(files) in OVER and (files.path / "privacy.json").exists():
         logger.info("%s has ended already, and is kept", name)
         return
     logger.info("%s", name)
     begun = files.ledger_path.exists() or (files.path / CONFIG).exists()
-    config = parse_config({**asked, "output_dir": str(files.path), "resume": begun})
-    simulate(config, decided=parse_config(decided).privacy if decided else None, progress=sys.stdout)
+    simulate(replace(asked, output_dir=str(files.path), resume=begun), decided=decided, progress=sys.stdout)
 
 
 def first_line(error: BaseException) -> str:
@@ -142,9 +142,9 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, s
 def check_parallel(plans: Sequence[Plan]) -> None:
     """Raises ConfigError if these runs can't be tasks of one Ray cluster."""
     require_extra("ray", extra="simulation", why="--jobs")
-    if len({plan.ray.address for plan in plans}) > 1:
+    if len({plan.settings.ray.address for plan in plans}) > 1:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
-    if any(plan.device != "cpu" and not plan.ray.num_gpus for plan in plans):
+    if any(plan.settings.device != "cpu" and not plan.settings.ray.num_gpus for plan in plans):
         raise ConfigError("device=cuda with --jobs needs ray.num_gpus: a run asks for that share of a GPU")
 
 
@@ -154,9 +154,9 @@ def _run_on_ray(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> Iterato
 
     from discreet.simulation.ray_cluster import connected
 
-    address, models = jobs[0].plan.ray.address, [job.plan.model.name for job in jobs]
+    address, models = jobs[0].plan.settings.ray.address, [job.plan.settings.model.name for job in jobs]
     with _token(shared, address) as token, connected(address, models=models, token=token) as cluster:
-        cluster.check_gpus(max(job.plan.ray.num_gpus for job in jobs))
+        cluster.check_gpus(max(job.plan.settings.ray.num_gpus for job in jobs))
         logger.info("%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.has("CPU"))
         waiting, running = deque(jobs), dict[Any, Job]()
         try:
@@ -195,7 +195,7 @@ def _token(shared: Path, address: str | None) -> Iterator[Path | None]:
 def _started(job: Job, cluster: RayCluster) -> Any:
     """The task of a run. One that charges an account, an SQLite file in WAL mode, runs here: processes of several
     machines can't share it."""
-    known, num_gpus = job.is_known(), 0.0 if job.plan.engine == "ray" else job.plan.ray.num_gpus
+    known, num_gpus = job.is_known(), 0.0 if job.plan.settings.engine == "ray" else job.plan.settings.ray.num_gpus
     # A copy of the plan holds no mechanism of one's own, which another machine finds only where the run is.
     sent, here = replace(job, plan=replace(job.plan)), job.plan.account is not None
     return cluster.start(_attempt, sent, Path.cwd(), known, num_gpus=num_gpus, here=here)
@@ -229,7 +229,7 @@ def _as_a_task(job: Job) -> Iterator[None]:
     path, process = job.folder.path.with_name(f"{job.folder.path.name}.log"), multiprocessing.current_process()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
-        log_to(stream, log_format=job.plan.operations.log_format)
+        log_to(stream, log_format=job.plan.settings.operations.log_format)
         process.daemon = True
         try:
             yield

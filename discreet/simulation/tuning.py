@@ -17,13 +17,13 @@ from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import RDP
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import Charge, DurableLedger
-from discreet.mechanisms.mechanism import releases_of, terms_of
+from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount, selection_event
 from discreet.queries.scores import main_score
 from discreet.reporting.records import model_row
-from discreet.server.plan import Plan, plan_of
+from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
 from discreet.server.run_folder import RunFolder, read_tensors, replace_file, write_json, write_tensors
@@ -114,12 +114,12 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
         unfinished = (output / TUNE_FILE).exists()
         hint = ": it holds a tune that was not finished, --resume goes on with it" if unfinished else ""
         raise ConfigError(f"--output {output} is not empty{hint}")
-    source, trials = source_of(plans[0].seed).child("tune"), []
+    source, trials = source_of(plans[0].settings.seed).child("tune"), []
     choices = source.child("choices")
     for _ in range(tune.count.draw(source.child("count"))):
         candidate = int(choices.uniform(1)[0] * len(plans))
         # Reproducible as a whole, but no trial repeats another.
-        seed = None if plans[candidate].seed is None else int(choices.words(1)[0] >> 33)
+        seed = None if plans[candidate].settings.seed is None else int(choices.words(1)[0] >> 33)
         # A number in the name would tell how many trials came before.
         trials.append(Trial(secrets.token_hex(8), candidate, seed))
     tune = replace(tune, trials=trials)
@@ -134,7 +134,7 @@ def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
     jobs = []
     for number, trial in enumerate(tune.trials, start=1):
         files, plan = RunFolder(folder / trial.folder), plans[trial.candidate]
-        name, asked = f"trial {number} of {len(tune.trials)}", {**plan.asked, "seed": trial.seed}
+        name, asked = f"trial {number} of {len(tune.trials)}", replace(plan.asked or plan.settings, seed=trial.seed)
         jobs.append(Job(name, files, plan, partial(go_on, files, name, asked)))
     folder.mkdir(exist_ok=True)
     return jobs
@@ -182,14 +182,14 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
     config = replace(config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT))
     for path in files.path.glob(f"{files.ledger_path.name}*"):
         path.unlink()
-    plan = plan_of(config)
+    plan = Plan(config)
     ledger = DurableLedger.create(files.ledger_path, facts=plan.deciding)
     ledger.charge([Charge(checkpoint.round, USER, "", cost.event)])
     files.save_checkpoint(checkpoint)
     if (best := files.load_checkpoint(best=True)) is not None:
         files.save_checkpoint(best, best=True)
     files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
-    files.write_config(plan.written)
+    files.write_config(config)
     before = json.loads((files.path / "privacy.json").read_text())
     lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
     outcome = Outcome(checkpoint, before["stopped"], lost)
@@ -207,14 +207,14 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
     user-level one, none at all, or no noise; their deltas differ; or none of them costs most at every Renyi order."""
     for plan in plans:
         mechanisms = plan.mechanisms
-        if USER not in mechanisms or terms_of(mechanisms[USER]).noise_multiplier == 0:
+        if USER not in mechanisms or mechanisms[USER].given_noise == 0:
             raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
         if len(mechanisms) > 1:
             raise ConfigError(
                 "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
                 "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
             )
-        if plan.output is not None or plan.resume:
+        if plan.settings.output_dir is not None or plan.settings.resume:
             raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
     deltas = {plan.run.delta for plan in plans}
     if len(deltas) > 1:
@@ -259,12 +259,10 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
 def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
     mechanism = server_mechanism(plan.run)
     assert mechanism is not None
-    noise_multiplier = terms_of(mechanism).noise_multiplier
-    assert noise_multiplier is not None
-    planned = releases_of(mechanism, noise_multiplier, plan.run.rounds)
+    planned = releases_of(mechanism, mechanism.noise_multiplier, plan.run.rounds)
     # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
     rates = plan.run.evaluation.private and plan.run.evaluation.cohort == "same"
-    again = mechanism.event(noise_multiplier, rates=rates)
+    again = mechanism.event(mechanism.noise_multiplier, rates=rates)
     return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
 
 

@@ -15,9 +15,11 @@ from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.data.examples import Task
 from discreet.privacy.randomness import seeded_source
+from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan
 from discreet.server.session import resolve
 from discreet.settings.compose import load_config
+from discreet.settings.settings import Settings, client_settings
 from discreet.training import local_training
 from tests.audit.made import halve_the_noise
 from tests.mechanisms.made import central
@@ -71,7 +73,7 @@ def test_with_cohorts_of_a_fixed_size_a_canary_that_is_out_sends_the_opposite() 
     transport = asks(canaries, replaced=True)
     assert list(transport.available_clients()) == list(range(23))
     out = int(np.flatnonzero(~canaries.included)[0])
-    (reply,) = transport.ask(round_number=1, params=torch.zeros(40), clip_norm=0.5, cohort=[3 + out])
+    (reply,) = transport.ask(TrainRequest(1, 0.5, client_settings(Settings())), torch.zeros(40), [3 + out])
     assert torch.allclose(reply.update, -0.5 * canaries.direction(out).float())
     assert reply.below != canaries.bits[out]
 

@@ -14,11 +14,11 @@ from discreet.audit.federation_audit import audit_federation, words_of
 from discreet.audit.user_audit import scored
 from discreet.audit.verdict import judge
 from discreet.privacy.randomness import seeded_source
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.session import resolve
 from discreet.server.state import State
 from discreet.settings.compose import load_config
-from discreet.settings.settings import Settings, described
+from discreet.settings.settings import Settings
 from tests.made_runs import make_run
 
 ROUNDS, Z, CLIP = 2, 1.0, 0.5
@@ -39,7 +39,7 @@ def test_a_configuration_as_overrides_is_read_back_without_what_would_leave_trac
     config = settings(*lists, *account, 'data.path="/it\'s a folder"')
     off = ("evaluation.kind=none", "privacy.user.account=null")
     wanted = settings(*lists, *account[1:], *off, "privacy.user.too_noisy=warn", 'data.path="/it\'s a folder"')
-    assert load_config(words_of(described(config))) == wanted
+    assert load_config(words_of(config)) == wanted
 
 
 def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_accounted(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_acc
     sums = torch.zeros(650), mean.float(), torch.zeros(650)
     states = [State(number, torch.zeros(650), total, CLIP) for number, total in enumerate(sums)]
     run.replace_metrics([{"round": number, "fraction_below": None} for number in (1, 2)])
-    rounds, spent = scored(plan_of(run.read_config()), run, states, canaries)
+    rounds, spent = scored(Plan(run.read_config()), run, states, canaries)
     for scores, released in zip(rounds, (1, 0), strict=True):
         assert scores.values == pytest.approx(released * canaries.included / Z**2, abs=1e-5)
     assert spent.num_releases == ROUNDS

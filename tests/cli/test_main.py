@@ -14,7 +14,7 @@ from dp_accounting import GaussianDpEvent
 from benchmarks import per_example_speed as per_example
 from discreet.cli.main import ANYWHERE, IN_A_PROJECT, main
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
@@ -169,7 +169,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
     assert [path.read_text().splitlines()[:2] for path in before] == [each[:2] for each in lines]
     folders = [RunFolder(tmp_path / "a sweep" / name) for name in "012"]
     assert [len(folder.read_metrics()) for folder in folders] == [2, 2, 2]
-    assert [len(folder.ledger(plan_of(folder.read_config())).releases()) for folder in folders] == [2, 2, 2]
+    assert [len(folder.ledger(Plan(folder.read_config())).releases()) for folder in folders] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,6 @@ def test_each_way_of_sampling_draws_the_cohort_that_is_accounted(
     simulate(load_config([*SMALL, *noise, *words, f"output_dir={folder}"]))
     rows = RunFolder(folder).read_metrics()
     assert {row["cohort"] for row in rows} == sizes
-    event = RunFolder(folder).ledger(plan_of(RunFolder(folder).read_config())).releases()[0].event
+    event = RunFolder(folder).ledger(Plan(RunFolder(folder).read_config())).releases()[0].event
     assert ("sampled_without_replacement" in event) == ("sampling.kind=fixed" in words)
     assert "poisson" not in event

@@ -14,7 +14,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.privacy.selection import TrialCount
-from discreet.server.plan import plan_of, planned
+from discreet.server.plan import Plan, planned
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
@@ -120,7 +120,7 @@ def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path
     assert privacy["guarantees"][0]["events"][0]["event"]["kind"] == "repeat_and_select"
     assert [row["epsilon_user"] for row in chosen.read_metrics()] == [pytest.approx(price())]
     assert chosen.read_config().privacy.accountant == "rdp"
-    ledger = chosen.ledger(plan_of(chosen.read_config()))
+    ledger = chosen.ledger(Plan(chosen.read_config()))
     assert ledger.verify() == []
     assert ledger.spent("user").epsilon(privacy["delta"], "rdp") == pytest.approx(price())
     with safe_open(chosen.path / "model.safetensors", framework="pt") as file:

@@ -19,7 +19,6 @@ from discreet.deployment.interruption import resumable
 from discreet.deployment.local_federation import Federation
 from discreet.server.run_folder import RunFolder, RunStatus, only_writer, state_of, write_status
 from discreet.settings.compose import load_config
-from discreet.settings.settings import described
 from discreet.simulation.processes import RunLostError
 from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import LONG, MARK, SMALL, after_rounds, check_interrupted, default_signals, marked, start
@@ -67,7 +66,7 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
 def begun(path: Path) -> RunFolder:
     path.mkdir()
     folder = RunFolder(path)
-    folder.write_config(described(load_config([*SMALL, f"output_dir={path}"])))
+    folder.write_config(load_config([*SMALL, f"output_dir={path}"]))
     write_status(folder, RunStatus("running", 30))
     return folder
 

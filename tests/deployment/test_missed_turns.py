@@ -29,7 +29,7 @@ from discreet.node.nodes import node_client
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.run_folder import RunFolder, RunSecrets, read_status, state_of
 from discreet.server.state import State
@@ -102,7 +102,7 @@ def numbers_in(federation: Federation, number: int) -> list[int]:
 def check_round(number: int, ids: list[int], kept: Path, folder: RunFolder) -> DpEvent:
     """The round of the clients whose turn it is and who are there, in this process, from the state before and with the
     keys of the noise, is the one that ran. Returns what it costs."""
-    plan, charged = plan_of(folder.read_config()), list[DpEvent]()
+    plan, charged = Plan(folder.read_config()), list[DpEvent]()
     before, after = (RunFolder(kept / str(each)).load_checkpoint() for each in (number - 1, number))
     earlier, secrets = (RunSecrets(kept / str(each)).load() for each in (number - 1, number))
     assert number == 1 or secrets["keys"][:-1].equal(earlier["keys"])

@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 import discreet.flower.grid_transport
 from discreet.flower.grid_transport import GridTransport
-from discreet.flower.server_messages import OwnMessages
+from discreet.flower.serving import own_messages
 from discreet.mechanisms.mechanism import PlainSum
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import (
     REFUSED_CODE,
     MalformedMessage,
     TrainReply,
+    TrainRequest,
     VirtualClient,
     Work,
     decode_request,
@@ -68,9 +69,9 @@ def silent(message: Message) -> None:
 
 
 def ask(grid: FakeGrid | LinkGrid, cohort: list[int], *, timeout: float = 5.0) -> list[TrainReply | Failure]:
-    transport = GridTransport(grid, OwnMessages(RUN), timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
+    transport = GridTransport(grid, own_messages, timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
     transport.available_clients()
-    return list(transport.ask(round_number=4, params=torch.zeros(2), clip_norm=math.inf, cohort=cohort))
+    return list(transport.ask(TrainRequest(4, math.inf, RUN), torch.zeros(2), cohort))
 
 
 def kinds(replies: list[TrainReply | Failure]) -> list[str]:
@@ -197,7 +198,7 @@ def test_a_reply_counts_for_the_node_that_sent_it_whatever_it_says_that_it_answe
 
 def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declared() -> None:
     grid = FakeGrid({1: good, 2: good, 3: good})
-    transport = GridTransport(grid, OwnMessages(RUN), timeout=0.1, population_size=2)  # type: ignore[arg-type]
+    transport = GridTransport(grid, own_messages, timeout=0.1, population_size=2)  # type: ignore[arg-type]
     with pytest.raises(
         TimeoutError, match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared"
     ):
@@ -215,17 +216,17 @@ def test_no_cohort_is_drawn_of_more_clients_than_are_declared() -> None:
 
 def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     grid = FakeGrid({10: worker, 20: worker})
-    transport = GridTransport(grid, OwnMessages(RUN), timeout=5, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
+    transport = GridTransport(grid, own_messages, timeout=5, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
     assert list(transport.available_clients()) == [0, 1, 2, 3, 4]
     grid.sent.clear()
-    list(transport.ask(round_number=1, params=torch.zeros(2), clip_norm=1.0, cohort=[0, 3, 4]))
+    list(transport.ask(TrainRequest(1, 1.0, RUN), torch.zeros(2), [0, 3, 4]))
     sent = [(decode_request(m.content)[0].virtual, m.metadata.dst_node_id) for m in grid.sent.values()]
     assert [(virtual.client_id, node) for virtual, node in sent if virtual] == [(0, 10), (3, 20), (4, 10)]
 
 
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     grid = FakeGrid({10: silent})
-    transport = GridTransport(grid, OwnMessages(RUN), timeout=0.1, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
+    transport = GridTransport(grid, own_messages, timeout=0.1, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
         transport.available_clients()
     assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]
@@ -233,14 +234,12 @@ def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     assert list(transport.available_clients()) == [0, 1, 2, 3, 4]
 
 
-MESSAGES = OwnMessages(RUN, {"evaluation": 2})
-
-
 def test_an_answer_that_is_not_as_it_was_asked_is_refused() -> None:
+    asked = TrainRequest(3, 0.5, RUN, work=Work(trains=False, query="evaluation"))
     for answer in (None, torch.zeros(3), torch.tensor([math.nan, 0.0]), torch.zeros(0)):
         reply = encode_reply(TrainReply(3, torch.zeros(0), below=False, answer=answer))
         with pytest.raises(MalformedMessage, match="answer"):
-            MESSAGES.of_round(3, torch.zeros(5), 0.5, Work(trains=False, query="evaluation")).reply(reply)
+            own_messages(asked, torch.zeros(5), lengths={"evaluation": 2}).reply(reply)
 
 
 SIZE, AT_ONCE = 100, 4
@@ -272,11 +271,9 @@ def _without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     replied = Replies()
     grid = FakeGrid(dict.fromkeys(range(1, clients + 1), replied))
-    transport = GridTransport(grid, OwnMessages(client_settings(Settings())), timeout=60, population_size=clients)  # type: ignore[arg-type]
+    transport = GridTransport(grid, own_messages, timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
-    replies = transport.ask(
-        round_number=1, params=state.params, clip_norm=1.0, cohort=list(transport.available_clients())
-    )
+    replies = transport.ask(TrainRequest(1, 1.0, RUN), state.params, transport.available_clients())
     settings = RoundSettings(clients, ServerSGD(), PlainSum())
     after, metrics = dp_fedavg_round(
         state, ReplyStats().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None

@@ -21,7 +21,7 @@ from discreet import PrivateEvaluation
 from discreet.evaluation.predictions import load_model
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.privacy import USER
@@ -233,7 +233,7 @@ def test_one_client_moves_the_mean_by_no_more_than_its_share(tmp_path: Path, wil
 def test_a_rating_is_charged_as_an_event_of_its_own(tmp_path: Path) -> None:
     rated(tmp_path / "run", [0.5] * NODES, **noised(noise_multiplier=2.0))
     folder = RunFolder(tmp_path / "run")
-    spent = folder.ledger(plan_of(folder.read_config())).spent(USER)
+    spent = folder.ledger(Plan(folder.read_config())).spent(USER)
     assert [(event.noise_multiplier, count) for event, count in spent.entries] == [(2.0, 3), (1e-3, 2)]
 
 

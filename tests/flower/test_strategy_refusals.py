@@ -198,7 +198,7 @@ def test_what_does_not_fit_an_account_is_refused_by_the_argument(account: str, t
         "population_size does not fit account=": {"population_size": 11},
         "delta does not fit account=": noised(delta=1e-4),
         "population_name must be given with account": {"population_name": None},
-        "seed must be null with account": {"seed": 70123},
+        "seed must be left out with account": {"seed": 70123},
     }
     for said, changed in wrong.items():
         given: dict[str, Any] = {"seed": None, "account": account, "population_name": "nodes", **changed}

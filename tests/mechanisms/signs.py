@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.mechanism import CLIP, Released, Round, ServerMechanism, Statement
+from discreet.mechanisms.mechanism import Released, Round, ServerMechanism, Statement
 from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, take_all
 from discreet.privacy.mechanisms import Gaussian
-from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.privacy import USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -27,14 +26,11 @@ if TYPE_CHECKING:
 class Signs(ServerMechanism):
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
-    run: ClientSettings
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
     deciding: ClassVar[tuple[str, ...]] = ("privacy.user.noise_multiplier",)
     fixed_norm: ClassVar[str] = "the norm of a vector of signs"
 
-    def statement(self, *, account: bool = False) -> Statement:
+    def statement(self) -> Statement:
         return Statement(
             unit="all data of one client",
             adjacency="add or remove one client",

@@ -30,7 +30,7 @@ from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.resuming import asked_settings
 from discreet.server.round import CohortSampling, round_settings
 from discreet.server.run_folder import SECRETS, RunFolder, RunSecrets
@@ -196,7 +196,7 @@ def test_rounds_that_old_files_have_the_server_make_again_are_charged_again(tmp_
     for name in ("checkpoint/state.safetensors", SECRETS):
         shutil.copy(tmp_path / "old" / name, tmp_path / "run" / name)
     simulate(config(*words, "resume=true"))
-    how, charged = round_settings(plan_of(RunFolder(tmp_path / "run").read_config())).release, PrivacyLedger()
+    how, charged = round_settings(Plan(RunFolder(tmp_path / "run").read_config())).release, PrivacyLedger()
     for number in (1, 2, 3, 4, 5):
         charged = charged.record(how.event_of(number))
     for number in (4, 5):

@@ -21,7 +21,7 @@ from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply, TrainRequest
-from discreet.server.plan import plan_of, planned
+from discreet.server.plan import Plan, planned
 from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerSGD
@@ -72,7 +72,7 @@ def test_one_client_more_or_less_moves_the_sum_of_signs_within_its_event(value: 
 
 def test_a_run_charges_its_event_and_states_it(tmp_path: Path) -> None:
     folder, _ = run(tmp_path / "run")
-    plan = plan_of(folder.read_config())
+    plan = Plan(folder.read_config())
     event = poisson_round_event(0.3, noise_multiplier=plan.run.user.noise_multiplier or 0.0)
     spent = folder.ledger(plan).spent("user")
     assert spent.entries == ((event, 3),)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
-from discreet.flower.server_messages import encode_request, parameters_record, read_masking_reply
+from discreet.flower.masked_transport import read_masking_reply
+from discreet.flower.serving import encode_request, parameters_record
 from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Part, Stage, Terms, read_request, write_request
 from discreet.mechanisms.masked_sums import MaskedGaussian

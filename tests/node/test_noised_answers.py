@@ -31,7 +31,7 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.metrics import metric_blocks, metrics_of
 from discreet.queries.query import Query
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import MEANS
 from discreet.settings.settings import client_settings
@@ -249,4 +249,4 @@ def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[s
     asked, cohort = query(*names), config(*LEVELS[kind], *RATED, "data.num_clients=16", "sampling.kind=everyone")
     noise = own_noise(client_settings(cohort), asked.l1_norm)
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
-    assert answers_of(plan_of(cohort), asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)
+    assert answers_of(Plan(cohort), asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.flower.server_messages import decode_reply, encode_request, parameters_record
+from discreet.flower.serving import decode_reply, encode_request, parameters_record
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import grid_for
 from discreet.protocol.messages import (

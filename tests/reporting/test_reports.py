@@ -19,7 +19,7 @@ from discreet.reporting.page import report_of
 from discreet.reporting.pictures import frontier
 from discreet.reporting.records import RunRecord, read_runs, runs_table, split_same
 from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_data_owner, worst_epsilons
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder, write_json
 from discreet.simulation.tuning import score
 from tests.made_runs import ENDED, make_run
@@ -120,7 +120,7 @@ SPENT = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
 def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS)) -> RunFolder:
     """Two rounds, each rated: the last one by `last`, a value with both errors."""
     folder = make_run(path, *WORDS, *words)
-    folder.ledger(plan_of(folder.read_config())).charge(
+    folder.ledger(Plan(folder.read_config())).charge(
         [Charge(2, "user", "", PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)]
     )
     (first, second), spent = folder.read_metrics(), SPENT.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)

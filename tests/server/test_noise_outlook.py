@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook, noise_ratio
-from discreet.server.plan import Plan, plan_of, planned, resolve_noise
+from discreet.server.plan import Plan, planned, resolve_noise
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
@@ -35,7 +35,7 @@ def check(*words: str) -> None:
     asked = load_config(words)
 
     def of_rounds(rounds: int) -> Plan:
-        return plan_of(resolve_noise(replace(asked, rounds=rounds)), num_params=PARAMS)
+        return Plan(resolve_noise(replace(asked, rounds=rounds)), num_params=PARAMS)
 
     check_noise(of_rounds(asked.rounds), of_rounds)
 

@@ -67,7 +67,7 @@ def test_the_pinned_numbers_are_those_of_dp_accounting(budget: float) -> None:
 def test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself(path: Path) -> None:
     folders = [run(path, "first", "rounds=2"), run(path, "second", "rounds=3")]
     assert [DurableLedger(folder / "ledger.db").spent("user").num_releases for folder in folders] == [2, 3]
-    assert account(path).total().entries == ((EVENT, 5),)
+    assert account(path).ledger.total().entries == ((EVENT, 5),)
     said = [json.loads((folder / "privacy.json").read_text()) for folder in folders]
     assert [facts["account"]["releases"] for facts in said] == [2, 5]
     assert [facts["guarantees"][0]["epsilon"]["pld"] for facts in said] == [
@@ -100,7 +100,7 @@ def test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge(
 ) -> None:
     budget = 0.5
     other, mine, look = account(path, name="other"), account(path, budget=budget), PopulationAccount.require_room
-    while PrivacyLedger(other.total().entries).record(EVENT, 2).epsilon(1e-3) <= budget:
+    while PrivacyLedger(other.ledger.total().entries).record(EVENT, 2).epsilon(1e-3) <= budget:
         other.charge(one_more())
 
     def looked(self: PopulationAccount, charges: Sequence[Charge], what: str = "") -> None:
@@ -109,10 +109,10 @@ def test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge(
             other.charge(one_more())  # takes the last room
 
     monkeypatch.setattr(PopulationAccount, "require_room", looked)
-    before = other.total().num_releases
+    before = other.ledger.total().num_releases
     with pytest.raises(BudgetSpent, match="would reach a user-level epsilon"):
         mine.charge(one_more())
-    assert other.total().num_releases == before + 1
+    assert other.ledger.total().num_releases == before + 1
 
 
 def _spend_all(path: Path, number: int) -> None:
@@ -132,7 +132,7 @@ def test_many_processes_that_spend_at_once_spend_the_budget_and_no_more(path: Pa
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * PROCESSES
-    assert account(path).total().entries == ((EVENT, FIT[1.5]),)
+    assert account(path).ledger.total().entries == ((EVENT, FIT[1.5]),)
     assert DurableLedger(path).verify() == []
 
 
@@ -142,7 +142,7 @@ def test_a_round_whose_room_was_taken_meanwhile_releases_nothing(path: Path, mon
     facts = json.loads((folder / "privacy.json").read_text())
     fit = FIT[0.7]
     assert facts["rounds"] == fit == DurableLedger(folder / "ledger.db").spent("user").num_releases
-    assert account(path).total().num_releases == fit
+    assert account(path).ledger.total().num_releases == fit
 
 
 OTHERS = {
@@ -151,8 +151,8 @@ OTHERS = {
     "sampling.kind=fixed": "sampling.kind does not fit .* add or remove one client there, and rep",
     "privacy.delta=1e-4": "privacy.delta does not fit .* 0.001 there, and 0.0001 in this run",
     "sampling.population_name=null": "sampling.population_name must be given with privacy.user.acc",
-    "seed=90217": "seed must be null with privacy.user.account",
-    "privacy.user.enabled=false": "privacy.user.account must be left out with",
+    "seed=90217": "seed must be left out with privacy.user.account",
+    "privacy.user.enabled=false": "privacy.user.enabled must be true with privacy.user.account",
     "privacy.user.account=' '": "privacy.user.account must be a file",
 }
 
@@ -162,7 +162,7 @@ def test_another_population_is_refused_by_the_setting_that_differs(word: str, pa
     with pytest.raises(ConfigError, match=OTHERS[word]):
         run(path, "first", "privacy.accountant=rdp", word)
     assert not (path.parent / "first").exists()
-    assert account(path).total().num_releases == 0
+    assert account(path).ledger.total().num_releases == 0
 
 
 def test_what_can_not_be_an_account_is_refused(path: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models import models
-from discreet.protocol.messages import TRAIN, TrainReply, Work
+from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.server.session import Session, finish, prepare, training_run
 from discreet.server.state import State
@@ -41,10 +41,8 @@ class Scripted:
     def available_clients(self) -> Sequence[int]:
         return range(self.clients)
 
-    def ask(
-        self, *, round_number: int, params: Tensor, clip_norm: float, cohort: Sequence[int], work: Work = TRAIN
-    ) -> Iterable[TrainReply | Failure]:
-        return [self.answer(round_number, client) for client in cohort]
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[TrainReply | Failure]:
+        return [self.answer(asked.round, client) for client in cohort]
 
 
 def session(folder: Path, *words: str) -> Session:

@@ -26,7 +26,7 @@ from discreet.server.state import Outcome
 from discreet.server.training_run import stopping_reason
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings, described
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
 
@@ -254,8 +254,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     config = replace(resolve_noise(load_config(STARTED)), output_dir=str(folder))
     simulate(replace(config, rounds=1))
-    RunFolder(folder).write_config(described(config))
-    RunFolder(folder).write_config(described(load_config(STARTED)), name=ASKED)
+    RunFolder(folder).write_config(config)
+    RunFolder(folder).write_config(load_config(STARTED), name=ASKED)
     return folder
 
 
@@ -297,7 +297,7 @@ def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(word: str, m
 
 def test_rounds_over_which_clients_spread_a_total_stay(tmp_path: Path) -> None:
     words = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.epsilon=8", "rounds=4")
-    RunFolder(tmp_path).write_config(described(load_config(words)))
+    RunFolder(tmp_path).write_config(load_config(words))
     assert resumed(tmp_path, *words).rounds == 4
     with pytest.raises(ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"):
         resumed(tmp_path, "rounds=5")

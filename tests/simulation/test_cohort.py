@@ -27,7 +27,7 @@ from discreet.node.account import Refused
 from discreet.node.admission import Admitted, admit
 from discreet.per_example.objective import cross_entropy
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import plan_of, planned
+from discreet.server.plan import Plan, planned
 from discreet.server.run_folder import RunFolder
 from discreet.server.transport import Failure
 from discreet.settings.compose import load_config
@@ -156,8 +156,7 @@ def test_without_a_seed_no_chunk_repeats_the_draws_of_another() -> None:
     start = Clients("logistic_regression", (4,), (30, 3)).start
     for _ in range(2):
         with exchange(1, 1, "seed=null", client_examples=ALIKE) as asked:
-            how = {"round_number": 2, "params": start, "clip_norm": 0.1}
-            found += [kept(part) for part in asked.ask(**how, cohort=range(20))]
+            found += [kept(part) for part in asked.ask(TrainRequest(2, 0.1, asked.plan.run), start, range(20))]
     assert len({tuple(each.values.tolist()) for each in found}) == 40
 
 
@@ -165,7 +164,7 @@ def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamp
     some = Clients("logistic_regression", (4,), (30, 3))
     client_examples = client_examples or SampledExamples(10**6, len(some.data), 5, seed=31)
     config = load_config([*SMALL, "seed=7", "training.batch_size=2", FLOAT, "privacy.user.noise_multiplier=1", *words])
-    plan = plan_of(config)
+    plan = Plan(config)
     return BatchedTransport(plan, some.engine(plan, client_examples, chunk, workers), accounts=None)
 
 
@@ -174,7 +173,7 @@ def sum_of(chunk: int, workers: int, cohort: list[int]) -> PartialReply:
     start = Clients("logistic_regression", (4,), (30, 3)).start
     total = CohortSum(len(start), 0.1, None)
     with exchange(chunk, workers) as asked:
-        for part in asked.ask(round_number=2, params=start, clip_norm=0.1, cohort=cohort):
+        for part in asked.ask(TrainRequest(2, 0.1, asked.plan.run), start, cohort):
             total.take(kept(part))
     return total.part()
 
@@ -203,7 +202,7 @@ def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("discreet.simulation.cohort.admit", watched)
     start = Clients("logistic_regression", (4,), (30, 3)).start
     with exchange(2, 2) as asked:
-        next(iter(asked.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(1000))))
+        next(iter(asked.ask(TrainRequest(1, 0.1, asked.plan.run), start, range(1000))))
     assert 2 <= len(admitted) <= 10  # 5 chunks of 2
 
 
@@ -246,10 +245,10 @@ def test_a_gpu_gives_the_same_updates() -> None:
     task, found = load_task("digits"), []
     for device in ("cpu", "cuda"):
         words = ["privacy.noise=float", "privacy.user.noise_multiplier=1", f"device={device}"]
-        run = plan_of(load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words]))
+        run = Plan(load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words]))
         start = flatten_parameters(build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5))
         with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
-            replies = list(exchange.ask(round_number=1, params=start, clip_norm=0.1, cohort=range(9)))
+            replies = list(exchange.ask(TrainRequest(1, 0.1, exchange.plan.run), start, range(9)))
         found.append(sum(part.values for part in replies if isinstance(part, PartialReply)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
 

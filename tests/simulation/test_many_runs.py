@@ -17,6 +17,7 @@ import torch
 
 from discreet.cli import sweep as cli
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_config
@@ -218,7 +219,7 @@ def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster
     config = load_config([*ONE_ROUND, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
     plan, workers = planned(config), partial(RayWorkers, cluster=cluster)
     with BatchedTransport(plan, some.engine(plan, ALIKE, 1, 1), accounts=None, workers=workers) as asked:
-        replies = asked.ask(round_number=1, params=some.start, clip_norm=0.1, cohort=range(20))
+        replies = asked.ask(TrainRequest(1, 0.1, asked.plan.run), some.start, range(20))
         assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
 
 

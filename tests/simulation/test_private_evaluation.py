@@ -28,7 +28,7 @@ from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
-from discreet.server.plan import plan_of
+from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
 from discreet.settings.compose import load_config
@@ -53,8 +53,8 @@ def run(folder: Path, *words: str) -> tuple[RunFolder, Outcome]:
 def test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent(tmp_path: Path) -> None:
     folder, _ = run(tmp_path / "run")
     config = folder.read_config()
-    spent = folder.ledger(plan_of(config)).spent(USER)
-    planned = releases_of(plan_of(config).mechanism, 1.0, 3)
+    spent = folder.ledger(Plan(config)).spent(USER)
+    planned = releases_of(Plan(config).mechanism, 1.0, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3) == pytest.approx(epsilon_spent(planned, delta=1e-3), rel=1e-9)
     assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(spent.epsilon(1e-3), rel=1e-9)
@@ -89,17 +89,17 @@ def test_a_crash_between_charge_and_rating_is_charged_and_the_rating_is_repeated
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "run")
     folder, _ = run(tmp_path / "run", "resume=true")
-    entries = folder.ledger(plan_of(folder.read_config())).spent(USER).entries
+    entries = folder.ledger(Plan(folder.read_config())).spent(USER).entries
     assert sorted(count for _, count in entries) == [1, 2, 2]  # the joined round twice
     assert folder.read_metrics()[-1]["accuracy"] is not None
 
 
 def test_a_rating_that_would_pass_the_budget_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    budget = epsilon_spent(releases_of(plan_of(config()).mechanism, 1.0, 3)[:2], delta=1e-3)
+    budget = epsilon_spent(releases_of(Plan(config()).mechanism, 1.0, 3)[:2], delta=1e-3)
     with caplog.at_level("WARNING", "discreet"):
         folder, _ = run(tmp_path / "run", f"privacy.user.max_epsilon={budget + 1e-9}")
     assert any("the model after round 3 is not rated" in record.message for record in caplog.records)
-    assert len(folder.ledger(plan_of(folder.read_config())).spent(USER).entries) == 2
+    assert len(folder.ledger(Plan(folder.read_config())).spent(USER).entries) == 2
 
 
 def config(*words: str) -> Settings:

@@ -20,7 +20,8 @@ from discreet.masking.wire import Stage
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum
-from discreet.server.plan import plan_of
+from discreet.protocol.messages import TrainRequest
+from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
 from discreet.server.state import Outcome, State
@@ -59,11 +60,11 @@ class Losing:
     def available_clients(self) -> Sequence[int]:
         return self.inner.available_clients()
 
-    def ask(self, *, round_number: int, cohort: Sequence[int], **given: Any) -> Iterator[Any]:
-        gone = self.lost.get(round_number, set())
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Any]:
+        gone = self.lost.get(asked.round, set())
         yield from (Failure(client, "late", "gone") for client in sorted(gone))
         left = [client for client in cohort if client not in gone]
-        yield from self.inner.ask(round_number=round_number, cohort=left, **given)
+        yield from self.inner.ask(asked, params, left)
 
 
 class Masked:
@@ -79,8 +80,8 @@ class Masked:
     def available_clients(self) -> Sequence[int]:
         return self.inner.available_clients()
 
-    def ask(self, *, cohort: Sequence[int], **given: Any) -> Iterator[Failure | UnopenedSum]:
-        replies = list(self.inner.ask(cohort=cohort, **given))
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Failure | UnopenedSum]:
+        replies = list(self.inner.ask(asked, params, cohort))
         failures = [reply for reply in replies if isinstance(reply, Failure)]
         alive = [client for client in cohort if client not in {failure.client for failure in failures}]
         parts = [reply.values for reply in replies if isinstance(reply, PartialReply)]
@@ -143,7 +144,7 @@ def test_the_ledger_holds_what_was_planned(tmp_path: Path) -> None:
     run(tmp_path, *RATED, "evaluation.cohort=same")
     config = RunFolder(tmp_path).read_config()
     spent = ledger(tmp_path).spent("user")
-    planned = releases_of(plan_of(config).mechanism, 1.0, 3)
+    planned = releases_of(Plan(config).mechanism, 1.0, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3, "rdp") == pytest.approx(sum_of(planned), rel=1e-4)
 
@@ -181,11 +182,11 @@ class Fragile:
     def available_clients(self) -> Sequence[int]:
         return self.inner.available_clients()
 
-    def ask(self, **given: Any) -> Iterator[Failure | UnopenedSum]:
+    def ask(self, *given: Any) -> Iterator[Failure | UnopenedSum]:
         if self.before:
             self.before -= 1
             raise RoundAbandoned("3 of 5 clients are left", [Failure(1, "late", "gone")])
-        *failures, unopened = self.inner.ask(**given)
+        *failures, unopened = self.inner.ask(*given)
         yield from failures
         yield UnopenedSum(lambda: self._open(unopened), unopened.replies)
 
@@ -217,7 +218,7 @@ def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -
         inner = Losing(InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}})
         clear, params = InTheClear(inner, vector, NODES - DROPOUTS), session.context.state.params
         with pytest.raises(RoundAbandoned, match="3 of 5 clients are left, and 4 must be") as abandoned:
-            list(clear.ask(round_number=1, params=params, clip_norm=0.3, cohort=range(NODES)))
+            list(clear.ask(TrainRequest(1, 0.3, session.plan.run), params, range(NODES)))
     assert [failure.client for failure in abandoned.value.failures] == [0, 4]
 
 
