@@ -9,19 +9,19 @@ it is not.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module, util
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.own_models import OWN
-from benchmarks.pfl_rounds import pfl_rounds
 from benchmarks.side_by_side import Row
 from discreet.data.examples import SHAPES, Examples, Task
 from discreet.data.partition import ClientExamples, PartitionedExamples, partition_indices
@@ -88,9 +88,8 @@ def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict
         "batched": _batched(run, task, held, None),
         "batched, sums on the grid": _batched(exact, task, held, None),
     }
-    if importlib.util.find_spec("pfl"):
-        model = build_model(name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
-        ways["pfl-research"] = pfl_rounds(model, task, held, training=run.training, clip_norm=CLIP_NORM)
+    if util.find_spec("pfl"):
+        ways["pfl-research"] = _pfl_research(run, task, held)
     return ways
 
 
@@ -178,5 +177,52 @@ def _batched(run: Settings, task: Task, held: ClientExamples, ledger: DurableLed
         for replies in exchange.ask(TrainRequest(1, CLIP_NORM, plan.run), start, clients):
             assert isinstance(replies, PartialReply)
             total.take(replies)
+
+    return rounds
+
+
+class _Classifier(nn.Module):
+    """What pfl-research asks of a model: a loss and metrics."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def loss(self, inputs: Tensor, targets: Tensor, **_: Any) -> Tensor:
+        """The mean cross entropy."""
+        return nn.functional.cross_entropy(self.layers(inputs), targets)
+
+    def metrics(self, inputs: Tensor, targets: Tensor, **_: Any) -> dict[str, Any]:
+        """None: what is timed is training."""
+        return {}
+
+
+def _pfl_research(run: Settings, task: Task, held: ClientExamples) -> Rounds:
+    """Federated averaging with central Gaussian noise, by Apple's simulator."""
+    names = ("aggregate.simulate", "data", "data.pytorch", "hyperparam", "algorithm", "model.pytorch", "privacy")
+    simulate, data, tensors, hyperparam, algorithm, models, privacy = (import_module(f"pfl.{name}") for name in names)
+
+    def examples(client: int) -> Any:
+        numbers = torch.from_numpy(held.examples(client))
+        return tensors.PyTorchTensorDataset((task.train.inputs[numbers], task.train.targets[numbers]))
+
+    waiting: list[int] = []
+    layers = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
+    classifier = _Classifier(layers)
+    model = models.PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
+    noise = privacy.CentrallyAppliedPrivacyMechanism(privacy.GaussianMechanism(CLIP_NORM, 1.0))
+    users = data.FederatedDataset(examples, lambda: waiting.pop())
+    backend = simulate.SimulatedBackend(users, None, postprocessors=[noise])
+    sizes = {"local_batch_size": run.training.batch_size, "local_learning_rate": run.training.learning_rate}
+    local, rated = (
+        hyperparam.NNTrainHyperParams(local_num_epochs=1, **sizes),
+        hyperparam.NNEvalHyperParams(local_batch_size=None),
+    )
+
+    def rounds(clients: Sequence[int]) -> None:
+        waiting[:] = clients
+        counts = {"train_cohort_size": len(clients), "val_cohort_size": 0, "evaluation_frequency": 1000}
+        plan = algorithm.NNAlgorithmParams(central_num_iterations=1, **counts)
+        algorithm.FederatedAveraging().run(plan, backend, model, local, rated, send_metrics_to_platform=False)
 
     return rounds

@@ -7,7 +7,6 @@ server's three processes are measured beside the clock, which other programs on 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from benchmarks.empty_app.empty_client import answer_to
 from benchmarks.side_by_side import Row
@@ -48,7 +46,10 @@ def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder, _federation(nodes, Path(folder)) as federation:
         for size in sorted(sizes):
             watch = ServerWatch(federation)
-            facts = _floor_rounds(federation, watch, nodes=nodes, rounds=rounds, size=size)
+            words = (f"nodes={nodes}", f"rounds={rounds}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
+            run = federation.run(f"floor-{size}", *words, app=EMPTY_APP)
+            finish(federation, run, watch)
+            facts = json.loads(run.path.with_suffix(".json").read_text())
             yield {
                 **{"nodes": nodes, "parameters": size, "replies": sum(facts["replies"]) / rounds},
                 "seconds": sum(facts["seconds"]) / rounds,
@@ -111,14 +112,6 @@ def finish(federation: Federation, folder: RunFolder, watch: ServerWatch) -> Non
     wait_until(over, PATIENCE_SECONDS, f"{name} is over; see {federation.log(name)}", every=LOOK_SECONDS)
 
 
-def _floor_rounds(federation: Federation, watch: ServerWatch, *, nodes: int, rounds: int, size: int) -> dict[str, Any]:
-    words = (f"nodes={nodes}", f"rounds={rounds}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
-    folder = federation.run(f"floor-{size}", *words, app=EMPTY_APP)
-    finish(federation, folder, watch)
-    facts: dict[str, Any] = json.loads(folder.path.with_suffix(".json").read_text())
-    return facts
-
-
 @contextmanager
 def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
     names = [f"node-{number}" for number in range(nodes)]
@@ -133,26 +126,17 @@ def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
         yield federation
 
 
-def _light_nodes(address: str, authority: Path, ready: Path, keys: Sequence[Path]) -> None:
-    """Answers until this process is told to end."""
+def main() -> None:
+    """The process of the light nodes, which answers until it is told to end."""
+    address, authority, ready, *keys = sys.argv[1:]
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     with ExitStack() as nodes:
-        for key in keys:
-            node = raw_node(address, authority=authority, key=key, behaviour=answer_to, pause=PAUSE_SECONDS)
+        for key in map(Path, keys):
+            node = raw_node(address, authority=Path(authority), key=key, behaviour=answer_to, pause=PAUSE_SECONDS)
             nodes.enter_context(node)
-        ready.touch()
+        Path(ready).touch()
         asked.wait()
-
-
-def main() -> None:
-    """The process of the light nodes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load_speed", description=main.__doc__)
-    parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("authority", type=Path)
-    parser.add_argument("ready", type=Path)
-    parser.add_argument("keys", type=Path, nargs="+")
-    _light_nodes(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

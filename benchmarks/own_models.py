@@ -29,11 +29,6 @@ class Residual(nn.Module):
         return logits
 
 
-def residual(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Without dropout."""
-    return Residual(shape, classes)
-
-
 def dropping(shape: tuple[int, ...], classes: int) -> nn.Module:
     """With dropout."""
     return Residual(shape, classes, drop=0.3)
@@ -56,4 +51,4 @@ class Recurrent(nn.Module):
         return logits
 
 
-OWN = tuple(f"benchmarks.own_models:{name}" for name in ("residual", "dropping", "partly_frozen", "Recurrent"))
+OWN = tuple(f"benchmarks.own_models:{name}" for name in ("Residual", "dropping", "partly_frozen", "Recurrent"))

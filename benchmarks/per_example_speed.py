@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from benchmarks.loop_speed import SECONDS, clipped_sum, compared
-from benchmarks.opacus_steps import CLIP, LEARNING_RATE, NOISE_MULTIPLIER, Step
+from benchmarks.loop_speed import CLIP, LEARNING_RATE, NOISE_MULTIPLIER, SECONDS, Step, clipped_sum, compared
 from benchmarks.people_models import Case
 from benchmarks.side_by_side import Row
 from discreet.privacy.mechanisms import Gaussian

@@ -28,8 +28,8 @@ class Fault:
     """A fault, which `name` describes.
 
     Attributes:
-      at: `module:name` or `module:Class.name`, what is patched. If a module has it from elsewhere, it is patched in
-        that module alone; else wherever it was imported.
+      at: `module:name` or `module:Class.name` below discreet, what is patched: in that module alone if it has it from
+        elsewhere, else wherever it was imported.
       plant: what is there, to what takes its place.
       test: `path::name` below tests/, which must fail.
     """
@@ -37,7 +37,7 @@ class Fault:
     name: str
     at: str
     plant: Callable[[Any], Any]
-    test: str
+    test: str = ""
 
 
 def always(value: object) -> Callable[[Any], Any]:
@@ -49,7 +49,7 @@ def place_of(at: str) -> tuple[Any, str]:
     """The module or class that has a name, and the name in it."""
     module, _, path = at.partition(":")
     *owners, name = path.split(".")
-    owner: Any = reduce(getattr, owners, importlib.import_module(module))
+    owner: Any = reduce(getattr, owners, importlib.import_module(f"discreet.{module}"))
     if name not in vars(owner):
         raise LookupError(f"{at} is not there")
     return owner, name

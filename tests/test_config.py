@@ -1,4 +1,5 @@
-"""What is wrong with a configuration is one line that names the setting."""
+"""What is wrong with a configuration is one line that names the setting; where conf/ is found, and what secure
+aggregation asks."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from discreet.protocol.messages import TrainRequest, request_items, request_of
+from discreet.server.plan import planned
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.compose import load_config, parse_config
-from discreet.settings.places import conf_folder
+from discreet.settings.places import app_folder, conf_folder, own_files
+from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ConfigError, rules
-from discreet.settings.settings import Settings
+from discreet.settings.settings import Settings, client_settings
 
 STEP = "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step privacy.local.epsilon=1"
 WRONG = {
@@ -94,7 +98,6 @@ def comments() -> dict[str, str]:
         (conf_folder() / "config.yaml").read_text().split("experiment: null\n")[1].split("\nhydra:")[0].splitlines()
     ):
         setting = re.match(r"( *)(\w*):?(.*)", line)
-        assert setting is not None
         indent, key, rest = setting.groups()
         if key and not rest.split("#")[0].strip():
             sections = [*sections[: len(indent) // 2], key]
@@ -113,7 +116,6 @@ def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
 @pytest.mark.parametrize("name", [name for name, rule in rules(Settings) if rule is not None])
 def test_the_yaml_tree_says_the_range_of_every_setting(name: str) -> None:
     rule = dict(rules(Settings))[name]
-    assert rule is not None
     assert all(word in comments()[name] for word in rule.names or [rule.words])
 
 
@@ -143,3 +145,104 @@ def test_every_entry_point_says_one_line_and_ends_with_code_2(entry: str, tmp_pa
     assert done.returncode == 2
     assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1)"
     assert not (tmp_path / "run").exists()
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project whose conf/ differs from Discreet's own in the number of rounds."""
+    (tmp_path / "project" / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "project" / "pyproject.toml").write_text("[tool.discreet]\n")
+    text = (ROOT / "conf" / "config.yaml").read_text()
+    (tmp_path / "project" / "conf" / "config.yaml").write_text(text.replace("rounds: 30 ", "rounds: 17 "))
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The package as a wheel installs it, as far as places are concerned."""
+    (tmp_path / "site-packages" / "discreet" / "app" / "conf").mkdir(parents=True)
+    return tmp_path / "site-packages" / "discreet"
+
+
+def test_a_project_has_its_own_conf_wherever_discreet_lies(
+    project: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    assert load_config().rounds == 17
+    assert conf_folder(installed) == project / "conf"
+    assert app_folder(installed) == app_folder() == project
+
+
+def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (conf_folder(), app_folder()) == (ROOT / "conf", ROOT)
+    assert conf_folder(installed) == installed / "app" / "conf"
+    assert own_files(installed) == installed / "app"
+    with pytest.raises(ConfigError, match=r"is no project: go to a checkout of Discreet, or to a folder that"):
+        app_folder(installed)
+
+
+def test_in_a_project_an_experiment_of_discreet_is_what_it_is_elsewhere_unless_there_is_an_own_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["silos", "organisations", "laplace_local_sweep"]
+    elsewhere = [load_config([f"experiment={name}"], of_sweep=True) for name in names]
+    monkeypatch.chdir(project)
+    assert [load_config([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
+    assert load_config(["experiment=silos"], conf=project / "conf").rounds == 30  # as a ServerApp composes
+    (project / "conf" / "experiment" / "silos.yaml").write_text("# @package _global_\ndata: {num_clients: 11}\n")
+    own = load_config(["experiment=silos"])
+    assert (own.rounds, own.data.num_clients) == (17, 11)
+
+
+SECURE = (
+    *("privacy.user.aggregation=secure", "sampling.kind=everyone", "privacy.accountant=rdp", "data.num_clients=20"),
+    *("privacy.user.noise_multiplier=1", "privacy.secure.dropouts=2"),
+)
+
+REFUSED = {
+    "sampling.kind must be everyone": ["sampling.kind=poisson"],
+    "privacy.accountant must be rdp": ["privacy.accountant=pld"],
+    "privacy.noise must be grid": ["privacy.noise=float"],
+    "data.normalise=private needs privacy.user.aggregation=plain": ["data.normalise=private"],
+    "sampling.population_size with secure aggregation must be within": ["data.num_clients=2"],
+    "privacy.secure.dropouts must be at most 18": ["privacy.secure.dropouts=19"],
+    "privacy.secure.threshold must be within .11, 18.": ["privacy.secure.threshold=10"],
+    "it is empty": ["privacy.secure.dropouts=10"],
+    "privacy.user.aggregation must be plain": ["privacy.user.enabled=false"],
+}
+
+
+@pytest.mark.parametrize(("message", "words"), REFUSED.items())
+def test_what_does_not_fit_is_refused(message: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([*SECURE, *words])
+
+
+def test_no_two_disjoint_sets_open_two_sums_and_the_losses_that_are_allowed_leave_enough() -> None:
+    every = ((nodes, lost, bad) for nodes in range(3, 101) for lost in range(nodes) for bad in range(nodes - lost))
+    for nodes, dropouts, colluding in every:
+        secure = SecureConfig(dropouts, colluding)
+        threshold, safe = secure.threshold_of(nodes), nodes > 2 * dropouts + colluding
+        assert 2 * threshold > nodes + colluding
+        assert (threshold <= nodes - dropouts) == safe
+        if safe:
+            secure.check_fits(nodes)
+
+
+def test_a_node_is_told_all_that_its_share_of_the_noise_follows_from() -> None:
+    told = client_settings(load_config([*SECURE, "privacy.secure.colluding=3", "privacy.user.clip.count_stddev=7"]))
+    read = request_of(request_items(TrainRequest(1, 0.5, told))).run
+    assert (read.secure, read.user) == (SecureConfig(2, 3), told.user)
+    assert (read.user.aggregation, read.user.adaptive, read.user.count_stddev) == ("secure", True, 7.0)
+
+
+def test_a_resumed_run_keeps_what_decides_who_can_read_what() -> None:
+    facts, plain = (planned(load_config(words)).deciding for words in (SECURE, SECURE[1:]))
+    added = {"privacy.user.aggregation": "secure", "privacy.secure.dropouts": 2, "privacy.secure.colluding": 1}
+    assert facts == plain | added | {"privacy.secure.threshold": 11, "privacy.example.aggregation": "plain"}

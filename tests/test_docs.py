@@ -1,11 +1,25 @@
-"""What docs/privacy.md says is tested, is."""
+"""The pages: named tests exist, commands and prices are right, nothing is fetched from elsewhere, and the notebook
+runs."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import discreet
+from discreet.cli.main import ANYWHERE, IN_A_PROJECT
+from discreet.server.prices import sampled_prices
+from discreet.settings.compose import load_config
+from tests.command import calibrate
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -39,3 +53,114 @@ def test_every_page_is_in_the_nav_of_the_site() -> None:
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
     assert pages - named == set(), "add these pages to the nav in mkdocs.yml"
     assert named - pages == set(), "the nav in mkdocs.yml names pages that are not there"
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Each line of a page's bash blocks, as words; a line that ends in a backslash goes on."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+VERBS = ANYWHERE | IN_A_PROJECT
+LINES = [words for page in PAGES for words in commands(page)]
+
+
+def overrides_of(words: list[str]) -> list[str]:
+    """The Hydra overrides of a command that takes them; of a sweep the first value of each."""
+    if words[0] == "scripts/run" or words[:2] in (["discreet", "run"], ["discreet", "simulate"]):
+        given = [word for word in words if re.match(r"^[\w.]+=", word)]
+        return [word.split(",")[0] if "--multirun" in words and "[" not in word else word for word in given]
+    if words[:2] == ["flwr", "run"] and "--run-config" in words:
+        text = words[words.index("--run-config") + 1]
+        return shlex.split(re.sub(r"^overrides=", "", text).strip('"'))
+    return []
+
+
+def test_a_command_names_what_is_there() -> None:
+    assert len(commands(ROOT / "README.md")) >= 10
+    for words in LINES:
+        if words[0].startswith("scripts/"):
+            assert (ROOT / words[0]).exists(), words
+        if words[:2] == ["python", "-m"]:
+            assert (ROOT / f"{words[2].replace('.', '/')}.py").exists(), words
+        if words[0] == "discreet":
+            assert words[1] in VERBS, words
+
+
+def test_the_overrides_of_a_command_compose() -> None:
+    every = {tuple(word for word in overrides_of(words) if not word.startswith("hydra")) for words in LINES}
+    for given in every - {()}:
+        assert load_config([*given], of_sweep=any(word.endswith("_sweep") for word in given)).rounds >= 1
+
+
+@pytest.mark.parametrize("words", [words for words in LINES if words[:2] == ["discreet", "calibrate"]])
+def test_calibrate_answers(words: list[str]) -> None:
+    assert calibrate(words[2:]) == 0
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder
+
+
+def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        tags = re.findall(r"<(?:script|img|iframe|source|link)\b[^>]*>", path.read_text())
+        elsewhere = [tag for tag in tags if re.search(r"""(?:src|href)=["']?(?:\w+:)?//""", tag)]
+        assert [tag for tag in elsewhere if not re.search("rel=.?(canonical|next|prev)", tag)] == [], path
+    for path in site.rglob("*.css"):
+        assert not re.search(r"""(?:url\(|@import\s+)["']?(?:\w+:)?//""", path.read_text()), path
+
+
+def prices() -> list[list[str]]:
+    """The rows of the first page's table of noise multipliers."""
+    rows = [line.strip("| ").split(" | ") for line in (DOCS / "index.md").read_text().splitlines()]
+    return [row for row in rows if len(row) == 8 and row[0].isdigit()]
+
+
+@pytest.mark.parametrize("row", prices())
+def test_calibrate_gives_the_prices_of_the_first_page(row: list[str]) -> None:
+    clients, cohort, rounds, delta, noise = int(row[0]), int(row[1]), int(row[2]), float(row[3]), row[5]
+    poisson, _, _, everyone = sampled_prices(clients, cohort)
+    assert [f"{price.noise(2.0, rounds, delta):.5g}" for price in (poisson, everyone)] == [noise, row[7]]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """docs/hooks/notebook_page.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("notebook_page", ROOT / "docs" / "hooks" / "notebook_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_every_cell_in_order(tool: ModuleType) -> None:
+    text, at = tool.PAGE.read_text(), 0
+    for cell in tool.nbformat.read(tool.NOTEBOOK, as_version=4).cells:
+        found = text.find(tool.source_of(cell), at)
+        assert found >= 0, f"run python docs/hooks/notebook_page.py: the page lacks {cell.source[:60]!r}"
+        at = found + len(cell.source)
+
+
+def test_the_page_of_the_package_lists_what_the_package_has() -> None:
+    listed = re.findall(r"^::: [\w.]+\.(\w+)$", (ROOT / "docs" / "api" / "discreet.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(discreet.__all__)
+    assert all(getattr(discreet, name).__name__ == name for name in listed)
+
+
+@pytest.mark.slow
+def test_all_cells_run_and_end_within_the_budget(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    said = "\n".join(tool.said_by(cell) for cell in tool.executed().cells)
+    assert "round 15/15" in said
+    assert "epsilon user 8.000" in said
+    assert "user -> all data of one client" in said

@@ -24,7 +24,7 @@ from discreet.simulation.in_process import simulate
 from tests.command import predict
 from tests.command import simulate as simulate_main
 from tests.node.clients import request
-from tests.test_readme import commands
+from tests.test_docs import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "examples" / "own"

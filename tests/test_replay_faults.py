@@ -260,8 +260,7 @@ Shares = list[Tensor]
 
 
 def clipped_rows(rows: Tensor, *, norm: float = C) -> Tensor:
-    clipped: Tensor = rows * (norm / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
-    return clipped
+    return rows * (norm / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
 
 
 def on_the_grid(total: Tensor) -> Tensor:

@@ -67,7 +67,6 @@ def sequential(model: nn.Module, shares: Shares, params: Tensor, number: int, *,
 def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> UnopenedSum:
     """What the simulation does for many clients at once."""
     layers, vector = sequence_of(nn.Sequential(model), (DIMS,)), vector_of_model(model)
-    assert layers is not None
     whole = Examples(torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares]))
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
     plan, data, held = Plan(RUN), shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows)

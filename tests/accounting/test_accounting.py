@@ -1,3 +1,5 @@
+"""What events cost: published numbers, noise for a target, schedules, sums of discrete Gaussians."""
+
 from __future__ import annotations
 
 import csv
@@ -5,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dp_accounting import (
     ComposedDpEvent,
@@ -17,11 +20,16 @@ from dp_accounting import (
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from discreet.accounting.accounting import PRIMIHUB_ORDERS, epsilon_spent, pure_epsilon, rdp_epsilon
-from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
-from discreet.accounting.events import ACCOUNTANTS, fixed_size_round_event
+from discreet.accounting.calibration import epsilon_schedule, noise_multiplier_for_epsilon, rounds_within
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent, convolution_gap
+from discreet.accounting.events import ACCOUNTANTS, fixed_size_round_event, poisson_round_event
+from discreet.privacy.secure_grid import SecureCohort, secure_sum
 
 TABLE = Path(__file__).parents[1] / "reference" / "published_epsilons.csv"
 PUBLISHED = [*csv.DictReader(TABLE.read_text().splitlines())]
@@ -138,3 +146,136 @@ def test_what_has_no_epsilon_is_refused_with_the_reason(event: DpEvent, given: d
 def test_extreme_parameters_are_answered(accountant: str, noise: float, probability: float) -> None:
     event = PoissonSampledDpEvent(probability, GaussianDpEvent(noise))
     assert epsilon_spent([(event, 10)], delta=1e-5, accountant=accountant) >= 0
+
+
+def sampled(noise: float) -> DpEvent:
+    return poisson_round_event(0.05, noise_multiplier=noise)
+
+
+def fixed(noise: float) -> DpEvent:
+    return fixed_size_round_event(50, population_size=1000, noise_multiplier=noise)
+
+
+def masked(noise: float) -> DpEvent:
+    return secure_sum(5000, SecureCohort(20, 15), noise_multiplier=noise).event_of()
+
+
+@pytest.mark.parametrize(
+    ("make_event", "accountant", "target"),
+    [
+        (sampled, "pld", 8.0),
+        (sampled, "rdp", 0.3),
+        (fixed, "rdp", 2.0),
+        (LaplaceDpEvent, "pld", 2.0),
+        (masked, "rdp", 2.0),
+    ],
+)
+def test_the_noise_for_an_epsilon_is_the_smallest_to_a_ten_thousandth(
+    make_event: type[DpEvent], accountant: str, target: float
+) -> None:
+    def epsilon(noise: float) -> float:
+        return epsilon_spent([(make_event(noise), 100)], delta=1e-5, accountant=accountant)
+
+    noise = noise_multiplier_for_epsilon(
+        target, releases=lambda noise: ((make_event(noise), 100),), delta=1e-5, accountant=accountant
+    )
+    assert epsilon(noise) <= target < epsilon(noise * (1 - 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("target", "event", "message"),
+    [
+        (1e-9, sampled, "1e-09 is out of reach: with noise_multiplier"),
+        (1e9, GaussianDpEvent, "asks for no noise"),
+        *((target, sampled, "target_epsilon must be finite and above 0") for target in (0.0, math.nan)),
+    ],
+)
+def test_a_target_without_a_noise_multiplier_is_refused(target: float, event: type[DpEvent], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        noise_multiplier_for_epsilon(target, releases=lambda noise: ((event(noise), 100),), delta=1e-12)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_rounds_of_a_budget_fit_and_one_more_does_not(accountant: str) -> None:
+    def epsilon(count: int) -> float:
+        return epsilon_spent([(sampled(1.1), count)], delta=1e-5, accountant=accountant)
+
+    rounds = rounds_within(3.0, epsilon)
+    assert rounds > 10
+    assert epsilon(rounds) <= 3.0 < epsilon(rounds + 1)
+    assert rounds_within(0.0, epsilon) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(1e-6, 1e5), st.sampled_from(["uniform", "geometric"]), st.integers(1, 300))
+def test_what_a_schedule_spends_is_its_total_and_never_more(total: float, kind: str, rounds: int) -> None:
+    schedule = epsilon_schedule(total, kind=kind, rounds=rounds)
+    spent = pure_epsilon([(LaplaceDpEvent(1 / epsilon), 1) for epsilon in schedule])
+    assert len(schedule) == rounds
+    assert total * (1 - 1e-11) <= spent <= total
+
+
+Event = DistributedDiscreteGaussianDpEvent
+
+
+def discrete(variance: float, reach: int) -> NDArray[np.float64]:
+    weights = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * variance))
+    return weights / weights.sum()
+
+
+def of_sum(variance: int, summands: int) -> NDArray[np.float64]:
+    """The probabilities of a sum, up to 22 standard deviations of a summand to either side: positive products added
+    up, so right to a few units in the last place each, far into the tails."""
+    reach = 30 * math.isqrt(variance) + 10
+    one = total = discrete(variance, reach)
+    for _ in range(summands - 1):
+        total = np.convolve(total, one, mode="same")
+    return total[reach // 4 : -(reach // 4)]  # without what the ends of the range spoil
+
+
+def exact_divergence(variance: int, summands: int, moved: int, order: float) -> float:
+    """The Renyi divergence between the sum moved by some steps and the sum."""
+    law = np.log(of_sum(variance, summands))
+    terms = order * law[: len(law) - moved] + (1 - order) * law[moved:]
+    return float(np.logaddexp.reduce(terms)) / (order - 1)
+
+
+CASES = [(v, h, x) for v in (1, 2, 5) for h in (1, 2, 5) for x in (1, 2)]
+
+
+@pytest.mark.parametrize(("variance", "summands", "moved"), CASES)
+@pytest.mark.parametrize("order", [1.25, 2.0, 6.0])
+def test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent(
+    variance: int, summands: int, moved: int, order: float
+) -> None:
+    event = Event(variance, summands, sensitivity_squared=moved**2, dimension=1)
+    bound = order / 2 / event.renyi_noise_multiplier**2
+    exact = exact_divergence(variance, summands, moved, order)
+    assert exact <= bound * (1 + 1e-12) <= exact * 1.005
+
+
+@pytest.mark.parametrize(("variance", "summands"), [(1, 2), (1, 3), (1, 6), (2, 2)])
+def test_half_of_tau_bounds_the_log_ratio_of_a_sum_to_one_discrete_gaussian(variance: int, summands: int) -> None:
+    found = of_sum(variance, summands)
+    ratio = float(np.abs(np.log(found / discrete(variance * summands, len(found) // 2))).max())
+    assert 1e-9 < ratio <= convolution_gap(variance, summands) / 2
+    assert summands > 2 or ratio > convolution_gap(variance, summands) / 6
+
+
+def test_several_coordinates_that_differ_cost_what_the_sum_of_their_exact_divergences_does() -> None:
+    """One step in each of four coordinates out of nine: Delta^2 = 4, and no more than four differ."""
+    event = Event(1, 3, sensitivity_squared=4, dimension=9)
+    bound = 2.0 / 2 / event.renyi_noise_multiplier**2
+    assert 4 * exact_divergence(1, 3, 1, 2.0) <= bound <= 4.05 * exact_divergence(1, 3, 1, 2.0)
+    assert event.renyi_noise_multiplier == Event(1, 3, sensitivity_squared=4, dimension=4).renyi_noise_multiplier
+    assert event.renyi_noise_multiplier < Event(1, 3, sensitivity_squared=4, dimension=1).renyi_noise_multiplier
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
+def test_a_round_of_secure_aggregation_costs_what_the_continuous_gaussian_does_within_one_per_cent(
+    noise: float,
+) -> None:
+    event = secure_sum(10_000, SecureCohort(10, 7), noise_multiplier=noise).event_of()
+    spent = epsilon_spent([(event, 30)], delta=1e-5, accountant="rdp")
+    central = epsilon_spent([(GaussianDpEvent(noise), 30)], delta=1e-5, accountant="rdp")
+    assert 0.99 * central < spent < 1.01 * central

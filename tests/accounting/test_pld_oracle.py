@@ -6,18 +6,22 @@ The mixtures are drawn from seeds fixed beforehand; those that the oracle has no
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+from numpy.typing import NDArray
 from scipy import fft
+from scipy.stats import norm
 
 from discreet.accounting import loss_distribution
 from discreet.accounting.accounting import epsilon_spent
-from discreet.accounting.loss_distribution import LossMasses, composed_epsilon, loss_masses
+from discreet.accounting.loss_distribution import FINEST_INTERVAL, LossMasses, composed_epsilon, loss_masses
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
-from tests.per_example.inversion import Counts, TooWideError, delta_of
 
 PRECISION = 1e-9  # of the oracle, relative to delta
 
@@ -147,3 +151,190 @@ def test_an_engine_without_the_bound_on_its_rounding_errors_is_found(monkeypatch
     monkeypatch.setattr(loss_distribution, "_error_norm", lambda *_: 0.0)
     epsilon = composed_epsilon({sampled(1e-6, 0.5): 1}, delta=1e-16)
     assert sampled_delta(epsilon, 1e-6, 0.5) > 1.0001e-16
+
+
+Complex = NDArray[np.complex128]
+Real = NDArray[np.float64]
+Counts = Mapping[DpEvent, int]
+
+NEGLIGIBLE = 1e-17  # of the integrand at the saddle point
+PER_WIDTH = 12  # points of the contour in a standard deviation of the integrand
+MOST_POINTS = 2**13
+MOST_TERMS = 2**22
+
+
+class TooWideError(ValueError):
+    """The integrand falls so slowly that this oracle has no answer."""
+
+
+def delta_of(counts: Counts, epsilon: float, *, per_width: int = PER_WIDTH, bend: float | None = None) -> float:
+    """The larger delta of removing and adding a member.
+
+    `bend` is how far the contour leans: it decides nothing but the precision. Right to about 1e-12 of delta.
+    """
+    if bend is None:  # bounded losses grow to the right where epsilon is below the largest one
+        bend = 0.0 if any(isinstance(_noise(event), LaplaceDpEvent) for event in counts) else 0.5
+    return max(_inverted(counts, epsilon, removed=removed, per_width=per_width, bend=bend) for removed in (True, False))
+
+
+def _inverted(counts: Counts, epsilon: float, *, removed: bool, per_width: int, bend: float) -> float:
+    def log_integrand(s: Complex, reach: float) -> Complex:
+        with np.errstate(over="ignore", invalid="ignore"):
+            moments = sum(n * _log_moment(e, s, removed=removed, reach=reach) for e, n in counts.items())
+        return np.asarray(moments - s * epsilon - np.log(s) - np.log(s + 1), dtype=np.complex128)
+
+    saddle, width = _saddle(lambda c: log_integrand(c.astype(np.complex128), 0.0).real)
+    top = float(log_integrand(np.array([saddle + 0j]), 0.0).real[0])
+    step, count = width / per_width, 64
+    while True:
+        y = step * np.arange(count)
+        lean = np.sqrt(1 + (y / width) ** 2)
+        s = saddle + bend * width * (lean - 1) + 1j * y
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.exp(log_integrand(s, float(y[-1])) - top)
+        if not np.isfinite(values).all() or count > MOST_POINTS:
+            raise TooWideError
+        if np.abs(values[-8:]).max() < NEGLIGIBLE:
+            break
+        count *= 2
+    slope = bend * (y / width) / lean + 1j
+    parts = (values * slope).imag
+    parts[0] /= 2
+    total = float(parts.sum()) * step / math.pi
+    return math.exp(top) * total
+
+
+def _saddle(log_integrand: Callable[[Real], Real]) -> tuple[float, float]:
+    """The place on the real axis at which the integrand is least, and its width there."""
+    low, middle, high = 2.0**-12, 2.0**-11, 2.0**-10
+    while log_integrand(np.array([middle])) > log_integrand(np.array([high])):
+        low, middle, high = middle, high, 2 * high
+    for _ in range(6):
+        points = np.linspace(low, high, 9)
+        best = int(np.clip(np.argmin(np.nan_to_num(log_integrand(points), nan=np.inf)), 1, 7))
+        low, middle, high = points[best - 1 : best + 2]
+    left, least, right = log_integrand(middle * np.array([0.99, 1.0, 1.01]))
+    if not left - 2 * least + right > 0:
+        raise TooWideError
+    return middle, float(0.01 * middle * (left - 2 * least + right) ** -0.5)
+
+
+def _noise(event: DpEvent) -> DpEvent:
+    return event.event if isinstance(event, PoissonSampledDpEvent) else event
+
+
+def _log_moment(event: DpEvent, s: Complex, *, removed: bool, reach: float) -> Complex:
+    """log E[exp(s * loss)] of one release; `reach` is the largest imaginary part of `s`."""
+    noise, scale = _noise(event), _noise(event).noise_multiplier
+    if isinstance(event, GaussianDpEvent):
+        return s * (s + 1) / (2 * scale**2)
+    q = event.sampling_probability if isinstance(event, PoissonSampledDpEvent) else 1.0
+    points, weights = (_laplace_points if isinstance(noise, LaplaceDpEvent) else _gaussian_points)(
+        scale, float(s.real.max()), reach
+    )
+    loss = np.logaddexp(np.log1p(-q), np.log(q) + points) if q < 1 else points
+    if len(loss) * len(s) > MOST_TERMS:
+        raise TooWideError
+    order = s + 1 if removed else -s
+    parts = np.array_split(order, 1 + len(loss) * len(s) // 2**20)
+    return np.log1p(np.concatenate([np.expm1(np.multiply.outer(part, loss)) @ weights for part in parts]))
+
+
+def _gaussian_points(scale: float, order: float, reach: float) -> tuple[Real, Real]:
+    """log(mean 1 / mean 0) at evenly spaced values of the noise of mean 0, and their probabilities."""
+    step = min(scale / 6, scale**2 / 4, math.pi / (reach / scale**2 + 16 / scale))
+    if order + 24 * scale > MOST_TERMS * step:
+        raise TooWideError
+    x = np.arange(-12 * scale - 1, order + 2 + 12 * scale, step)
+    return (x - 0.5) / scale**2, step * norm.pdf(x, scale=scale)
+
+
+def _laplace_points(scale: float, order: float, reach: float) -> tuple[Real, Real]:
+    """The same for Laplace noise: two ends, beyond which the loss stays what it is, and Gauss points between."""
+    nodes, weights = np.polynomial.legendre.leggauss(64 + 2 * math.ceil(reach / scale))
+    x = (nodes + 1) / 2
+    between = weights / 2 * np.exp(-x / scale) / (2 * scale)
+    ends = [0.5, 0.5 * math.exp(-1 / scale)]
+    return np.array([-1 / scale, *((2 * x - 1) / scale), 1 / scale]), np.array([ends[0], *between, ends[1]])
+
+
+SAMPLED = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.3))
+
+
+def sampled_gaussian_delta(epsilon: float, q: float, noise: float) -> float:
+    """The larger delta of one Poisson-sampled Gaussian release, removing and adding (Zhu et al. 2022)."""
+    cut = noise**2 * math.log(math.expm1(epsilon) / q + 1) + 0.5
+    removed = q * norm.sf((cut - 1) / noise) + (1 - q - math.exp(epsilon)) * norm.sf(cut / noise)
+    if epsilon >= -math.log1p(-q):
+        return float(removed)
+    cut = noise**2 * math.log(math.expm1(-epsilon) / q + 1) + 0.5
+    lower = q * norm.cdf((cut - 1) / noise) + (1 - q) * norm.cdf(cut / noise)
+    return float(max(removed, norm.cdf(cut / noise) - math.exp(epsilon) * lower))
+
+
+def delta_of_masses(event: DpEvent, epsilon: float, interval: float) -> float:
+    deltas = []
+    for loss in loss_masses(event, interval):
+        losses = interval * np.arange(loss.first, loss.first + len(loss.masses))
+        deltas.append(loss.infinite + loss.masses @ np.maximum(0.0, -np.expm1(epsilon - losses)))
+    return max(deltas)
+
+
+@pytest.mark.parametrize("interval", [1e-4, 0.01, 0.1])
+@pytest.mark.parametrize("epsilon", [0.0333, 0.111, 0.777, 2.345])
+def test_the_grid_never_understates_delta(interval: float, epsilon: float) -> None:
+    true = sampled_gaussian_delta(epsilon, 0.1, 1.3)
+    assert delta_of_masses(SAMPLED, epsilon, interval) >= true * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
+def test_on_the_points_of_the_grid_delta_is_exact(epsilon: float) -> None:
+    true = sampled_gaussian_delta(epsilon, 0.1, 1.3)
+    assert delta_of_masses(SAMPLED, epsilon, 0.1) == pytest.approx(true, rel=1e-9)
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.01])
+@pytest.mark.parametrize(("q", "noise"), [(0.1, 1.3), (0.9, 2.0), (1e-3, 0.7)])
+def test_one_sampled_release_costs_its_closed_form(q: float, noise: float, delta: float) -> None:
+    epsilon = composed_epsilon({PoissonSampledDpEvent(q, GaussianDpEvent(noise)): 1}, delta=delta)
+    assert sampled_gaussian_delta(epsilon, q, noise) <= delta
+    assert epsilon == 0 or sampled_gaussian_delta(epsilon * (1 - 1e-4), q, noise) > delta
+
+
+@pytest.mark.parametrize("delta", [1e-14, 1e-5, 0.01])
+@pytest.mark.parametrize(("noise", "count"), [(1.0, 1), (1.0, 100), (5.0, 100), (30.0, 1000), (0.1, 1)])
+def test_composed_gaussians_cost_the_analytic_epsilon_and_never_less(noise: float, count: int, delta: float) -> None:
+    def log_delta(epsilon: float) -> float:
+        whole = noise / math.sqrt(count)
+        upper = norm.logcdf(1 / (2 * whole) - epsilon * whole)
+        return float(upper + math.log(-math.expm1(epsilon + norm.logcdf(-1 / (2 * whole) - epsilon * whole) - upper)))
+
+    epsilon = composed_epsilon({GaussianDpEvent(noise): count}, delta=delta)
+    assert log_delta(epsilon) <= math.log(delta)
+    assert log_delta(epsilon * (1 - 4e-6)) > math.log(delta)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {SAMPLED: 20, PoissonSampledDpEvent(0.02, GaussianDpEvent(0.8)): 50, GaussianDpEvent(9.0): 3},
+        {LaplaceDpEvent(3.0): 20, LaplaceDpEvent(5.0): 1},
+        {PoissonSampledDpEvent(0.2, LaplaceDpEvent(2.0)): 40},
+        {PoissonSampledDpEvent(0.999, GaussianDpEvent(6.0)): 30},
+    ],
+)
+def test_epsilon_agrees_with_dp_accounting(counts: dict[DpEvent, int]) -> None:
+    accountant = PLDAccountant(value_discretization_interval=FINEST_INTERVAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # theirs
+        for event, count in counts.items():
+            accountant.compose(event, count)
+        expected = [accountant.get_epsilon(delta) for delta in (1e-7, 1e-3)]
+    assert [composed_epsilon(counts, delta=delta) for delta in (1e-7, 1e-3)] == pytest.approx(expected, rel=5e-6)
+
+
+def test_an_event_without_a_loss_distribution_is_refused() -> None:
+    event = PoissonSampledDpEvent(0.1, SAMPLED)
+    assert composed_epsilon({GaussianDpEvent(1.0): 1}, delta=1e-25) == math.inf  # below the mass at infinity
+    with pytest.raises(ValueError, match="has no loss distribution"):
+        composed_epsilon({event: 1}, delta=1e-5)

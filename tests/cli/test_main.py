@@ -1,4 +1,5 @@
-"""The command `discreet`: its verbs, their help, and what it takes to start."""
+"""The command `discreet`: its verbs, their help, what it takes to start, and the verbs that have no file of their
+own."""
 
 from __future__ import annotations
 
@@ -8,9 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from dp_accounting import GaussianDpEvent
 
 from benchmarks import per_example_speed as per_example
 from discreet.cli.main import ANYWHERE, IN_A_PROJECT, main
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.plan import Plan
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import State
+from discreet.server.training_run import TrainingRun
+from discreet.settings.compose import load_config
+from discreet.simulation.in_process import simulate
+from tests.command import simulate as simulate_command
 
 VERBS = ANYWHERE | IN_A_PROJECT
 LOADED = "import sys; from discreet.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
@@ -69,3 +79,110 @@ def test_sections_are_written_as_json_and_an_unknown_one_is_said(
     assert written["machine"]["cores"] >= 1
     assert main(["benchmark", "weather"]) == 2
     assert "no section weather; known are per_example, loop" in capsys.readouterr().err
+
+
+STATISTICS = [
+    *("data.name=digits", "data.num_clients=30", "seed=40931"),
+    *("privacy.user.noise_multiplier=1", "statistics.noise_multiplier=0.01"),
+]
+
+
+def asked(folder: Path, *more: str) -> tuple[int, dict[str, dict[str, dict[str, float]]]]:
+    code = main(["statistics", *STATISTICS, f"output_dir={folder}", *more])
+    path = folder / "statistics.json"
+    return code, json.loads(path.read_text())["statistics"] if code == 0 else {}
+
+
+def test_it_prints_and_writes_each_number_with_its_error_and_charges_the_ledger_of_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = asked(tmp_path / "run")
+    assert code == 0
+    printed = capsys.readouterr().out
+    # Of all pixels of digits, and of the classes, as scikit-learn has them.
+    assert found["mean"]["column 1"]["value"] == pytest.approx(0.305, abs=0.01)
+    assert found["deviation"]["column 1"]["value"] == pytest.approx(0.376, abs=0.01)
+    assert found["share"]["class 3"]["value"] == pytest.approx(0.102, abs=0.01)
+    one = found["mean"]["column 1"]
+    assert f"{one['value']:.5g}" in printed
+    assert f"{one['standard_error']:.2g}" in printed
+    assert "the noise protects nobody" in printed
+    spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
+    assert spent.entries == ((GaussianDpEvent(0.01), 1),)
+    said = json.loads((tmp_path / "run" / "statistics.json").read_text())["privacy"]["epsilon"]
+    assert said == pytest.approx(spent.epsilon(1e-3))
+
+
+UNANSWERED = {
+    "needs privacy.user.enabled=true": ["privacy.user.enabled=false"],
+    "privacy.example.enabled=false": ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"],
+    "needs sampling.kind=poisson or everyone": ["sampling.kind=fixed", "privacy.accountant=rdp"],
+    "a larger statistics.noise_multiplier is needed": ["privacy.user.max_epsilon=0.1"],
+}
+
+
+def test_what_it_can_not_do_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (said, words) in enumerate(UNANSWERED.items()):
+        assert asked(tmp_path / str(number), "statistics.noise_multiplier=1", *words)[0] == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+
+SMALL = ["rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1"]
+
+
+def sweep(*words: str) -> int:
+    return simulate_command(["--multirun", *words])
+
+
+def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(f"hydra.sweep.dir={tmp_path}", *SMALL, "model.name=mlp,cnn,lstm") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("discreet: run 3 of 3 (model.name=lstm): model.name: lstm reads text")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_sweep_goes_on_where_it_was_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn, draw = [0], TrainingRun.draw_cohort
+
+    def killed_in_round_4(run: TrainingRun, checkpoint: State) -> list[int]:
+        drawn[0] += 1
+        if drawn[0] == 4:
+            raise KeyboardInterrupt
+        return draw(run, checkpoint)
+
+    there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
+    monkeypatch.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
+    assert sweep(there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4") == 130
+    before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
+    lines = [path.read_text().splitlines() for path in before]
+    assert list(map(len, lines)) == [3, 2]
+    sweep("resume=true", there)
+    printed = capsys.readouterr().out
+    assert "run 1 of 3 (privacy.user.noise_multiplier=1) has ended already, and is kept" in printed
+    assert "run 3 of 3 (privacy.user.noise_multiplier=4)" in printed
+    assert [path.read_text().splitlines()[:2] for path in before] == [each[:2] for each in lines]
+    folders = [RunFolder(tmp_path / "a sweep" / name) for name in "012"]
+    assert [len(folder.read_metrics()) for folder in folders] == [2, 2, 2]
+    assert [len(folder.ledger(Plan(folder.read_config())).releases()) for folder in folders] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"), [(["sampling.kind=fixed", "privacy.accountant=rdp"], {5}), (["sampling.kind=everyone"], {10})]
+)
+def test_each_way_of_sampling_draws_the_cohort_that_is_accounted(
+    words: list[str], sizes: set[int], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    noise = ["privacy.user.noise_multiplier=2", "sampling.probability=0.5", "rounds=3", "seed=5501"]
+    simulate(load_config([*SMALL, *noise, *words, f"output_dir={folder}"]))
+    rows = RunFolder(folder).read_metrics()
+    assert {row["cohort"] for row in rows} == sizes
+    event = RunFolder(folder).ledger(Plan(RunFolder(folder).read_config())).releases()[0].event
+    assert ("sampled_without_replacement" in event) == ("sampling.kind=fixed" in words)
+    assert "poisson" not in event

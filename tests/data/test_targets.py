@@ -1,4 +1,4 @@
-"""What is predicted: classes, labels or numbers, and how each is read."""
+"""What is predicted and how it is read, how inputs are scaled, and how rows are dealt and held out."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import logging
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from discreet.data.examples import to_unit_box
+from discreet.data.partition import held_out_rows, partition_indices, split_rows
 from discreet.data.targets import NUMBERS, Target, targets_of
+from discreet.settings.data import DataConfig
 
 PRICE = Target(NUMBERS, ("price", "rent"), (0.0, 10.0), (200.0, 20.0))
 
@@ -39,3 +43,47 @@ def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_o
     scaled = to_unit_box(rows, ranges)
     assert np.allclose(scaled, np.array([-1, -1, 0, 1, 1])[:, None])
     assert np.array_equal(scaled, np.concatenate([to_unit_box(row[None], ranges) for row in rows]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["iid", "dirichlet", "shards"]),
+    st.integers(2, 90),
+    st.integers(1, 40),
+    st.floats(1e-3, 1e3),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_example_has_exactly_one_client_and_none_is_empty(
+    kind: str, examples: int, clients: int, alpha: float, seed: int
+) -> None:
+    clients = min(clients, examples // 2)
+    data = DataConfig(num_clients=clients, partition=kind, partition_seed=seed, alpha=alpha)
+    parts = partition_indices(torch.arange(examples) % 3, data)
+    assert len(parts) == clients
+    assert min(len(part) for part in parts) >= 1
+    assert torch.cat(parts).sort().values.tolist() == list(range(examples))
+
+
+SHARES = pytest.mark.parametrize("share", [0.05, 1 / 3, 0.9])
+
+
+@SHARES
+@pytest.mark.parametrize("count", [0, 1, 5, 1001])
+def test_every_row_is_trained_on_or_held_out_and_the_share_is_kept(count: int, share: float) -> None:
+    trained, held = split_rows(count, 7, share=share)
+    assert sorted([*trained.tolist(), *held.tolist()]) == list(range(count))
+    assert abs(len(held) - count * share) < 1
+
+
+@SHARES
+def test_rows_that_are_added_leave_what_was_held_out_as_it_is(share: float) -> None:
+    before = held_out_rows(500, 3, share=share)
+    after = held_out_rows(560, 3, share=share)
+    assert torch.equal(after[after < 500], before)
+
+
+def test_every_row_of_a_run_is_as_likely() -> None:
+    counts = torch.zeros(10)
+    for client in range(5000):
+        counts[held_out_rows(10, client, share=0.2)] += 1
+    assert (counts - 1000).abs().max() < 6 * (5000 * 0.2 * 0.8) ** 0.5  # the rule is fixed: this holds or never does

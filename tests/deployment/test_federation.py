@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from flwr.app import Message
 
-from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import Federation, empty_federation
+from discreet.deployment.certificates import PEERS_FILE, make_secrets
+from discreet.deployment.flower_home import free_port, wait_until
+from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
+from discreet.deployment.raw_node import raw_node
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder
 from tests.deployment.ends import RUN_SECONDS, finish, kill
@@ -58,3 +61,47 @@ def test_each_node_keeps_an_account_of_its_own(federation: Federation) -> None:
     spent = [ledger.spent("example").epsilon(0.001, "pld") for ledger in ledgers]
     assert all(epsilon > 0 for epsilon in spent)
     assert folder.read_metrics()[-1]["epsilon_example"] == pytest.approx(max(spent))
+
+
+AND_STRANGERS = ["honest-0", "honest-1", "late", "leaves"]
+
+
+def silent(message: Message) -> None:
+    return None
+
+
+@pytest.fixture(scope="module")
+def beset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with empty_federation(tmp_path_factory.mktemp("failures"), AND_STRANGERS) as beset:
+        yield beset
+
+
+@pytest.mark.slow
+def test_strangers_and_a_second_node_with_a_key_in_use_are_refused(beset: Federation) -> None:
+    key, address = beset.secrets / "nodes" / "late.key", f"127.0.0.1:{beset.proxy_port}"
+    with raw_node(address, authority=beset.authority, key=key, behaviour=silent):
+        check_refused(beset)
+
+
+def check_refused(beset: Federation) -> None:
+    strangers = make_secrets(beset.folder / "strangers", ["stranger"])
+    own_list = ("--peers", str(strangers / "public" / PEERS_FILE))  # with another one it would not even start
+    key = ("--key", str(strangers / "nodes" / "stranger.key"), *own_list)
+    wrong_authority = ("--authority", str(strangers / "ca.crt"))
+    no_tls = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{beset.proxy_port}"]
+    no_key = [*no_tls, "--root-certificates", str(beset.authority), "--max-retries", "1"]
+    no_key.remove("--insecure")
+    once = ("--partition", "0", "--of", "4", "--max-retries", "1")
+    tries = {
+        "not registered": beset.start_node("honest-0", *once, *key),
+        "wrong authority": beset.start_node("honest-1", *once, *wrong_authority),
+        "no TLS": beset.start("no TLS", [*no_tls, "--port", str(free_port()), "--max-retries", "1"]),
+        "no key": beset.start("no key", [*no_key, "--port", str(free_port())]),
+        "late": beset.start_node("late", *once),  # one key, one node, one client: the other one lives
+    }
+    for name, process in tries.items():
+        wait_until(lambda process=process: process.poll() is not None, START_SECONDS, f"{name} has given up")
+        assert process.returncode == 1, name
+    assert all("Failed to activate SuperNode" in beset.says(name) for name in ("honest-0", "late"))
+    assert "certificate verify failed" in beset.says("honest-1")
+    assert not any("SuperNode ID" in beset.says(name) for name in ("honest-0", "honest-1", "late", "no TLS", "no key"))

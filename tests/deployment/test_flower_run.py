@@ -50,8 +50,6 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
     simulate(load_config([*words, f"engine={engine}", f"output_dir={tmp_path / 'alone'}"]))
     flower, alone = (RunFolder(tmp_path / name) for name in ("flower", "alone"))
     there, here = flower.load_checkpoint(), alone.load_checkpoint()
-    assert there is not None
-    assert here is not None
     assert torch.allclose(there.params, here.params, atol=1e-5)
     assert there.clip_norm == pytest.approx(here.clip_norm)
     assert there.epsilon_example == pytest.approx(here.epsilon_example)
@@ -99,7 +97,6 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
     done = check_interrupted(first, "ended by SIGINT")
     assert main([*words[:-1], f"output_dir={first.path}", "resume=true", f"rounds={done + 2}"]) == 0
     after = first.load_checkpoint()
-    assert after is not None
     assert after.round == done + 2
     assert DurableLedger(first.ledger_path).spent("user").num_releases - after.round in (0, 1)
     assert state_of(first) == "finished"

@@ -69,7 +69,6 @@ def test_what_clients_keep_of_examples_is_erased_when_the_supernode_ends(number:
     code = f"{NODE}print(os.environ['{SOCKET_VARIABLE}'], flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, text=True, **pipes) as node:
-        assert node.stdout is not None
         folder = Path(node.stdout.readline().strip()).parent
         (folder / "features").mkdir()
         (folder / "features" / "key.npy").write_bytes(b"as private as the examples")

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
 from discreet.deployment.flower_home import CONNECTION, wait_until
 from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
 from discreet.deployment.superlink import SERVER_APP
 from discreet.simulation.processes import STARTER, below
 from tests.deployment.ends import RUN_SECONDS
-from tests.deployment.link_state import LinkState
 
 
 def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
@@ -99,3 +102,17 @@ def test_a_run_that_is_refused_ends_flwr_run_with_one_line_and_exit_code_1(super
     assert "has failed (the reason is above)" in said
     assert "unhandled" not in said
     assert "Traceback" not in said
+
+
+class LinkState:
+    """The state, the store of objects in the same file, and a run that nobody has started."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = SqlObjectStore(str(path))
+        self.store.initialize()
+        self.state = SqlLinkState(str(path), NoOpFederationManager(), self.store)
+        self.state.initialize()
+        words = {"fab_id": None, "fab_version": None, "fab_hash": None, "override_config": {}}
+        more = {"federation_id": NOOP_FEDERATION_ID, "federation_config": None, "flwr_aid": None}
+        self.run = self.state.create_run(**words, **more, primary_task_type=TaskType.SERVER_APP)

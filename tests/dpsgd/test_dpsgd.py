@@ -63,8 +63,7 @@ class Unused(nn.Module):
         self.used, self.unused = nn.Linear(5, 3), nn.Parameter(torch.zeros(20_000))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.used(inputs)
-        return outputs
+        return self.used(inputs)
 
 
 def rejects_scale(noise: Tensor, stddev: float) -> bool:

@@ -40,8 +40,7 @@ def saved(model: nn.Module, loop: DPSGD) -> Saved:
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "loop": loop.state_dict()}, file)
     file.seek(0)
-    found: Saved = torch.load(file, weights_only=True)
-    return found
+    return torch.load(file, weights_only=True)
 
 
 def resumed(state: Saved, **settings: Any) -> tuple[nn.Module, DPSGD]:
@@ -101,9 +100,7 @@ def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_
     assert not torch.equal(model.weight.grad, first)
 
 
-def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(
-    ledger: Path,
-) -> None:
+def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(ledger: Path) -> None:
     model = linear()
     loop = stepped(private(model, ledger=ledger), 2)
     state = saved(model, loop)

@@ -77,8 +77,7 @@ def of_node(data: Data, context: Context) -> tuple[Data, Data]:
 
 def logits_of(model: Model, x: Tensor) -> Tensor:
     said = model(x)
-    logits: Tensor = getattr(said, "logits", said)
-    return logits
+    return getattr(said, "logits", said)
 
 
 def measured(model: Model, data: Data) -> MetricRecord:
@@ -258,8 +257,7 @@ class SmallViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.block(self.patches(images).flatten(2).transpose(1, 2))
-        logits: Tensor = self.heads(tokens.flatten(1))
-        return logits
+        return self.heads(tokens.flatten(1))
 
 
 def vit_head() -> App:

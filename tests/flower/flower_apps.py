@@ -110,6 +110,4 @@ def values_of(result: Result) -> dict[str, np.ndarray]:
 
 def status_of(folder: Path) -> RunStatus:
     """How a run says that it stands."""
-    status = read_status(RunFolder(folder))
-    assert status is not None
-    return status
+    return read_status(RunFolder(folder))

@@ -54,7 +54,6 @@ def charges(path: Path) -> int:
 def test_a_run_with_masks_is_the_run_without_bit_by_bit(tmp_path: Path) -> None:
     masked = federated(words_of(tmp_path / "masked", "seed=50123", clients=7), virtual(7))
     plain = simulate(load_config(words_of(tmp_path / "plain", "seed=50123", clients=7)))
-    assert masked is not None
     assert torch.equal(masked.params, plain.checkpoint.params)
     assert masked.clip_norm == plain.checkpoint.clip_norm
     assert not (tmp_path / "masked" / FOLDER).exists()  # a simulation's keys go with it
@@ -65,7 +64,6 @@ def test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charge
 ) -> None:
     masked = federated(words_of(tmp_path / "masked", *SHARED_STEP, "seed=50123"), virtual(4))
     plain = simulate(load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=sequential")))
-    assert masked is not None
     assert torch.equal(masked.params, plain.checkpoint.params)
     federated(words_of(tmp_path / "run", *SHARED_STEP), nodes(tmp_path))
     server = DurableLedger(tmp_path / "run" / "ledger.db")
@@ -132,7 +130,6 @@ def test_a_run_whose_rounds_are_all_abandoned_ends_and_says_so(tmp_path: Path) -
     grid.lost = lambda client, message: client < 3 and Stage.MASKED in stages_of(message)
     federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
     status = read_status(RunFolder(tmp_path / "run"))
-    assert status is not None
     assert "takes 3" in (status.reason or "")
     assert charges(tmp_path / "run" / "ledger.db") == 0
 
@@ -148,7 +145,6 @@ def test_a_server_that_is_killed_between_two_exchanges_goes_on_and_nothing_is_op
         federated(words, grid)
     grid.killed_at = None
     checkpoint = federated(["resume=true", f"output_dir={tmp_path / 'run'}"], grid)
-    assert checkpoint is not None
     assert checkpoint.round == 2
     opened = sums_asked_to_be_opened(grid)
     assert charges(tmp_path / "run" / "ledger.db") >= len(opened)

@@ -1,20 +1,43 @@
-"""A run of DPFedAvg that was ended goes on as if it had not been, or says in one line why it can't."""
+"""A run of DPFedAvg that goes on, its neighbours, its turns, and its form under secure aggregation."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
+import torch
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 
-from discreet.flower.strategy_settings import AdaptiveClipping
+import discreet
+from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
+from discreet.privacy.randomness import RandomSource
+from discreet.protocol.masked_messages import MASKING
 from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
-from tests.flower.flower_apps import START, Nodes, arrays, noised, run, status_of, strategy, values_of
+from tests.flower.flower_apps import (
+    NODES,
+    SETTINGS,
+    START,
+    Answer,
+    Nodes,
+    arrays,
+    changed_by,
+    noised,
+    replying,
+    run,
+    status_of,
+    strategy,
+    values_of,
+)
+from tests.replay import Replay, replay
 
 
 def test_a_run_that_goes_on_ends_as_one_that_was_never_ended(tmp_path: Path) -> None:
@@ -82,7 +105,6 @@ def test_a_target_is_kept_and_its_noise_does_not_follow_the_rounds(tmp_path: Pat
     run(tmp_path / "run", num_rounds=2, **target)
     made = strategy(tmp_path / "run", resume=True, **target)
     made.start(Nodes(), arrays(), num_rounds=9, timeout=2.0)
-    assert made.outcome is not None
     assert "beyond max_epsilon=5" in str(made.outcome.stopped)
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
 
@@ -94,7 +116,6 @@ def test_a_loss_that_ran_away_stays_so_however_often_the_run_is_resumed(tmp_path
     first, again = strategy(tmp_path / "run"), strategy(tmp_path / "run", resume=True)
     for made in (first, again):
         made.start(Nodes(), arrays(), num_rounds=20, timeout=2.0, evaluate_fn=evaluate)
-        assert made.outcome is not None
         assert "diverged" in str(made.outcome.stopped)
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 5
 
@@ -106,3 +127,157 @@ def test_one_client_of_a_real_federation_can_not_be_given_a_seed(tmp_path: Path)
     with pytest.raises(ConfigError, match="seed must be null in a real federation"):
         strategy(tmp_path / "run").start(Real(), arrays())  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
+
+
+ROUNDS, Z = 3, 1.3
+OTHERS: dict[int, Answer] = {1: changed_by(0.01), 2: changed_by(-3.0), 3: changed_by(0.2)}
+MANY_EXAMPLES = MetricRecord({"num-examples": 10**9, "loss": 1e9})
+
+WILD: dict[str, Answer] = {
+    "near": changed_by(0.02),
+    "far": changed_by(1e30, metrics=MANY_EXAMPLES),
+    "still": changed_by(0.0),
+    "NaN": replying(RecordDict({"arrays": arrays(bias=np.array([np.nan, 1], np.float32))})),
+    "the other way": replying(RecordDict({"arrays": arrays(bias=np.array([-1e4, 1e4]))})),
+    "malformed": replying(RecordDict({"arrays": arrays(bias=np.zeros(5, np.float32))})),
+    "an error": replying(Error(2, "it crashed")),
+}
+
+
+def released(answers: dict[int, Answer], source: RandomSource) -> list[object]:
+    """Everything that a run releases, but who took part and how many replied, which is not covered."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        settings = {"sampling": "everyone", "seed": int(1e6 * float(source.uniform(1))), **noised(noise_multiplier=Z)}
+        result = run(path, Nodes(dict(answers)), num_rounds=ROUNDS, **settings)
+        rows = RunFolder(path).read_metrics()
+    left: list[object] = [torch.from_numpy(values_of(result)[name].copy()) for name in START]
+    return left + [row[name] for row in rows for name in ("clip_norm", "fraction_below", "epsilon_user")]
+
+
+def with_and_without(node: Answer) -> list[Replay]:
+    with_it, without = {**OTHERS, 4: node}, OTHERS
+    return [replay(released, one, other) for one, other in ((with_it, without), (without, with_it))]
+
+
+@pytest.mark.parametrize("node", WILD.values(), ids=WILD.keys())
+def test_one_node_more_or_less_moves_each_noise_step_within_its_sensitivity(node: Answer) -> None:
+    for found in with_and_without(node):
+        assert found.faults == ()
+        assert len(found.shares) == 2 * ROUNDS
+        assert found.gaussian_distance <= (1 + 1e-9) * ROUNDS**0.5 / Z
+
+
+def test_a_node_that_is_far_away_puts_the_bound_to_the_test() -> None:
+    for found in with_and_without(WILD["far"]):
+        # Differences on the grid are truncated towards zero, by less than 1 part in 1000.
+        assert found.shares == pytest.approx([1.0] * 2 * ROUNDS, rel=1e-3)
+        assert found.gaussian_distance == pytest.approx(ROUNDS**0.5 / Z, rel=1e-3)
+
+
+GAUSSIAN = discreet.MaskedGaussian(
+    noise_multiplier=1e-9, delta=1e-3, too_noisy="warn", clipping=discreet.FixedClipping(1.0)
+)
+MASKED = {"mechanism": GAUSSIAN, "sampling": "everyone", "population_size": NODES, "seed": None}
+
+
+def with_mod(answer: Answer, seen: list[Message]) -> Answer:
+    """A client whose app has the mod; `seen` are the messages that reach the app."""
+
+    def app(message: Message, context: Context) -> Message:
+        seen.append(message)
+        content = answer(message)
+        assert isinstance(content, RecordDict)
+        return Message(content, reply_to=message)
+
+    def reply(message: Message) -> Any:
+        said = discreet.secure_sum_mod(message, Context(1, 1, {}, RecordDict(), {}), app)
+        return said.error if said.has_error() else said.content
+
+    return reply
+
+
+def grid_of(seen: list[Message]) -> Nodes:
+    return Nodes(answers={node: with_mod(changed_by(0.01 * node), seen) for node in range(1, NODES + 1)})
+
+
+def test_the_mean_of_what_clients_change_is_applied_and_none_of_it_was_sent_in_the_clear(tmp_path: Path) -> None:
+    seen: list[Message] = []
+    grid = grid_of(seen)
+    result = run(tmp_path / "run", grid, num_rounds=1, **MASKED)
+    # All are asked, and no update is clipped. A step of the grid is 1 / 4096, the noise about one step.
+    moved = values_of(result)["weight"] - arrays()["weight"].numpy()
+    np.testing.assert_allclose(moved, 0.035, atol=1e-3)
+    assert {*seen[0].content} == {"arrays", "config"}  # the app sees what it always saw
+    assert len(seen) == NODES
+    assert all(MASKING in message.content or message in seen for message in grid.sent.values())
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 1
+    assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [NODES]
+
+
+def test_a_client_with_the_mod_refuses_to_train_in_the_clear(tmp_path: Path) -> None:
+    seen: list[Message] = []
+    run(tmp_path / "run", grid_of(seen), num_rounds=1, population_size=NODES)
+    assert seen == []
+    assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [0]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "sampling must be everyone with mechanism=MaskedGaussian": {"sampling": "poisson"},
+    "^accountant must be rdp": {"mechanism": replace(GAUSSIAN, accountant="pld")},
+    "^dropouts must be": {"mechanism": replace(GAUSSIAN, dropouts=5)},
+    "private_evaluation must be None": {"private_evaluation": discreet.PrivateEvaluation()},
+}
+
+
+def test_what_secure_aggregation_needs_is_said_of_the_argument() -> None:
+    for message, given in WRONG.items():
+        with pytest.raises(ConfigError, match=message):
+            discreet.DPFedAvg(**{**SETTINGS, **MASKED, **given})
+
+
+TURNS = {"target_epsilon": 4.0, "delta": 1e-3, "clipping": FixedClipping(0.5), "groups": 3}
+
+
+def turns(**changed: Any) -> dict[str, Any]:
+    return {"sampling": "cyclic", "mechanism": discreet.CorrelatedNoise(**{**TURNS, **changed})}
+
+
+def test_each_node_is_asked_in_its_turn_alone_and_the_target_is_met(tmp_path: Path) -> None:
+    grid = Nodes()
+    run(tmp_path / "run", grid, num_rounds=7, **turns())
+    asked = [(int(each.metadata.group_id), each.metadata.dst_node_id) for each in grid.sent.values()]
+    assert asked == [
+        (number, node) for number in range(1, 8) for node in range(1, NODES + 1) if node % 3 == (number - 1) % 3
+    ]
+    spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
+    assert 3.99 < spent.epsilon(1e-3) <= 4.0 * (1 + 1e-9)
+    events = [
+        event.noise_multiplier**-2 * count for event, count in spent.entries if hasattr(event, "noise_multiplier")
+    ]
+    assert analytic_gaussian_noise_multiplier(4.0, delta=1e-3) == pytest.approx(sum(events) ** -0.5, rel=1e-3)
+    said = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][0]
+    assert "3 public groups in turn" in said["mechanism"]
+    assert "one node" in said["adjacency"]
+
+
+def test_nodes_that_miss_their_turn_change_neither_noise_nor_account(tmp_path: Path) -> None:
+    there, gone = Nodes(), Nodes({node: changed_by(0.01) if node % 2 else replying(None) for node in range(1, 7)})
+    for name, grid in (("there", there), ("gone", gone)):
+        run(tmp_path / name, grid, num_rounds=3, **turns())
+    one, other = (DurableLedger(tmp_path / name / "ledger.db").spent("user") for name in ("there", "gone"))
+    assert one == other
+
+
+NO_TURNS: dict[str, dict[str, Any]] = {
+    "groups must be given with sampling=cyclic": turns(groups=None),
+    "clipping must be fixed": turns(clipping=discreet.AdaptiveClipping(0.5)),
+    "noise must be grid": turns(noise="float"),
+    "fraction_train must be 1 with sampling=cyclic": {**turns(), "fraction_train": 0.5},
+}
+
+
+def test_what_does_not_go_with_turns_is_refused_in_the_words_of_the_arguments(tmp_path: Path) -> None:
+    for said, words in NO_TURNS.items():
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            run(tmp_path / "run", **words)

@@ -18,7 +18,7 @@ from discreet.server.run_folder import RunFolder
 from examples.text import fetch, play
 from tests.command import predict, simulate
 from tests.flower.flower_apps import Nodes
-from tests.test_readme import commands
+from tests.test_docs import commands
 from tests.tiny_transformers import write_bert, write_texts
 
 ROOT = Path(__file__).resolve().parents[2]

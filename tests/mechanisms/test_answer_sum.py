@@ -1,8 +1,9 @@
-"""The sum of answers to a query: what one client moves, and the noise that it is released with."""
+"""Sums of answers to a query, whole and in parts: what one client moves, and the noise that it is released with."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.sums import AnswerRelease, AnswerSum, answer_round
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum, CohortSum, answer_round
+from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.server.round import RoundSettings, dp_fedavg_round
@@ -103,3 +105,39 @@ def test_parts_add_up_to_the_sum_of_all(how: AnswerRelease) -> None:
     second.take(TrainReply(1, torch.zeros(1), below=True, answer=rows[2]))
     second.rows.values.add_(torch.tensor(first.part(), dtype=second.rows.values.dtype))
     assert second.part() == pytest.approx(whole.part())
+
+
+GRIDS = [None, Grid(2.0**-20)]
+ROWS = torch.randn(7, 5, generator=torch.Generator().manual_seed(8101))
+BITS = torch.tensor([True, False, True, True, False, True, True])
+
+
+def sum_of(grid: Grid | None, rows: slice) -> CohortSum:
+    total = CohortSum(5, 1.5, grid)
+    total.add(ROWS[rows], BITS[rows])
+    return total
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("cut", [0, 3, 7])
+def test_parts_make_the_whole(grid: Grid | None, cut: int) -> None:
+    whole, total = sum_of(grid, slice(7)).part(), CohortSum(5, 1.5, grid)
+    for rows in (slice(cut), slice(cut, 7)):
+        total.take(sum_of(grid, rows).part())
+    part = total.part()
+    assert (part.below, part.replies) == (whole.below, whole.replies) == (3, 7)
+    torch.testing.assert_close(part.values, whole.values, rtol=0, atol=0 if grid else 1e-14)
+
+
+def test_a_part_that_was_clipped_otherwise_is_refused() -> None:
+    total, part = sum_of(None, slice(2)), sum_of(None, slice(2)).part()
+    for other in (
+        replace(part, clip_norm=2.0),
+        replace(part, grid=Grid(1.0)),
+        replace(part, values=part.values[:4]),
+        replace(part, values=part.values.float()),
+        sum_of(Grid(2.0**-20), slice(2)).part(),
+    ):
+        with pytest.raises(ValueError, match="a part must have the clip norm"):
+            total.take(other)
+    assert total.replies == 2

@@ -82,13 +82,6 @@ def test_a_run_charges_its_event_and_states_it(tmp_path: Path) -> None:
     assert 7.9 < user["epsilon"]["pld"] <= 8  # the target of 8 has chosen the noise
 
 
-def test_many_clients_at_a_time_are_the_run_of_one_after_the_other(tmp_path: Path) -> None:
-    _, together = run(tmp_path / "batched", "engine=batched")
-    _, sequential = run(tmp_path / "one", "engine=sequential")
-    assert torch.allclose(together.params, sequential.params, atol=1e-6)
-    assert together.params.abs().sum() > 0
-
-
 def test_calibrate_reports_it_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--population", "100", "--cohort", "30", "--rounds", "10", "--noise", "1")
     assert main(["calibrate", "user", "--mechanism", NAME, *words]) == 0

@@ -69,8 +69,7 @@ class Residual(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = torch.tanh(self.first(inputs))
-        logits: Tensor = self.last(hidden + torch.tanh(self.middle(hidden)))
-        return logits
+        return self.last(hidden + torch.tanh(self.middle(hidden)))
 
 
 def residual(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -171,7 +170,6 @@ def test_a_run_from_conf_trains_saves_the_whole_model_and_predicts(
     by_example = ["privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
     simulate(load_config([*words, f"model.name=tests.models.test_frozen:{model}", *by_example * (level == "example")]))
     like, last = MODELS[model]((4,), 3), RunFolder(run).load_checkpoint()
-    assert last is not None
     assert len(last.params) == len(flatten_parameters(like))
     saved = load_file(run / "model.safetensors")
     assert {name: value.tolist() for name, value in saved.items()} == {

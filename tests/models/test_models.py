@@ -1,28 +1,18 @@
-"""Models by name: sizes, seeds, a gradient for every example, parameters as one vector, and which are refused."""
+"""Models by name: sizes, seeds, tied parameters and masks of dropout, and which are refused."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from discreet.data.examples import Examples
 from discreet.evaluation.predictions import named_parameters_of
 from discreet.models.model_check import check_model
-from discreet.models.models import build_model, flatten_parameters, load_parameters
-from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.models.models import build_model, flatten_parameters, load_parameters, masks_from
 from discreet.per_example.recurrent import LSTMLayer
-from tests.node.clients import clipped, gradients
-
-FITTING = [("mlp", (1, 8, 8)), ("cnn", (1, 8, 8)), ("cnn", (3, 32, 32)), ("scattering", (1, 28, 28)), ("lstm", (12,))]
-
-
-def some_inputs(name: str, shape: tuple[int, ...], n: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(20173)
-    if name == "lstm":
-        return torch.randint(0, 10, (n, *shape), generator=generator)
-    return torch.rand(n, *shape, generator=generator)
-
+from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
+from tests.node.clients import examples, params_of
 
 # McMahan et al. 2017, the 2NN; Tramer and Boneh 2021.
 PUBLISHED = [("mlp200", (1, 28, 28), 199_210), ("cnn", (1, 28, 28), 26_010), ("cnn", (3, 32, 32), 550_570)]
@@ -31,16 +21,6 @@ PUBLISHED = [("mlp200", (1, 28, 28), 199_210), ("cnn", (1, 28, 28), 26_010), ("c
 def test_a_model_has_the_published_number_of_parameters() -> None:
     for name, shape, published in PUBLISHED:
         assert len(flatten_parameters(build_model(name, shape, 10, seed=7))) == published
-
-
-@pytest.mark.parametrize(("name", "shape"), FITTING)
-def test_clipped_sums_equal_a_loop_of_single_backward_passes(name: str, shape: tuple[int, ...]) -> None:
-    model, inputs = build_model(name, shape, 10, seed=419), some_inputs(name, shape, 5)
-    targets = torch.arange(5)
-    total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
-    each = gradients(model, Examples(inputs, targets))
-    torch.testing.assert_close(norms, torch.stack([gradient.norm() for gradient in each]), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(total, clipped(each, 0.5), rtol=1e-4, atol=1e-5)
 
 
 class Tied(nn.Module):
@@ -110,3 +90,65 @@ def test_the_lstm_layer_gives_the_outputs_of_torch() -> None:
         for their, our in zip(theirs.parameters(), values, strict=True):
             their.copy_(our)
     torch.testing.assert_close(layer(inputs), theirs(inputs)[0], atol=1e-6, rtol=1e-5)
+
+
+PLAIN, BY_EXAMPLE = LocalSettings(2, 3, 0.2, 0.5), LocalSettings(2, 3, 0.2, 0.5, ExamplePrivacy(0.4, 0.7))
+
+
+def sequence(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    size = shape[0] if len(shape) == 1 else 64
+    layers = [nn.Linear(size, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, num_classes)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def built(seed: int = 6029) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return sequence((5,), 3)
+
+
+def trained(settings: LocalSettings, seed: int, model: nn.Module | None = None) -> Tensor:
+    start = params_of(built())
+    return local_update(model or built(), start, examples(7), settings=settings, source=seeded_source(seed))
+
+
+@pytest.mark.parametrize("settings", [PLAIN, BY_EXAMPLE])
+def test_a_seeded_client_draws_the_same_masks_whatever_was_drawn_before(settings: LocalSettings) -> None:
+    first, model = trained(settings, 811), built()
+    torch.rand(5)
+    assert torch.equal(trained(settings, 811, model), first)
+    assert torch.equal(trained(settings, 811, model), first)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(3)
+        assert torch.equal(trained(settings, 811), first)
+
+
+def test_training_with_masks_is_that_of_a_loop_by_hand() -> None:
+    data, source, model = examples(7), seeded_source(5119), built()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+    orders = [source.child("epoch", epoch).permutation(7) for epoch in range(2)]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(source.child("dropout").words(1)[0]))
+        for batch in [part for order in orders for part in torch.split(order, 3)]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model.train()(data.inputs[batch]), data.targets[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    torch.testing.assert_close(trained(PLAIN, 5119), params_of(model) - params_of(built()))
+    without = built()
+    without[3] = nn.Identity()
+    assert not torch.allclose(trained(PLAIN, 5119, without), trained(PLAIN, 5119), atol=1e-3)
+
+
+def test_the_generator_is_left_as_it_was_and_untouched_without_dropout() -> None:
+    plain, before = nn.Linear(2, 2), torch.random.get_rng_state()
+    with masks_from(seeded_source(1), built()):
+        assert not torch.equal(torch.random.get_rng_state(), before)
+        torch.rand(3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with masks_from(seeded_source(1), plain):
+        assert torch.equal(torch.random.get_rng_state(), before)
+    drawn, source = list[Tensor](), secure_source()
+    for _ in range(2):
+        with masks_from(source, built()):
+            drawn.append(torch.rand(4))
+    assert not torch.equal(*drawn)  # of two seeds of 64 bits

@@ -1,21 +1,30 @@
-"""A cohort is admitted as its clients would be sequentially: what is asked, charged and refused."""
+"""What is asked of an account before work: a cohort is admitted as its clients would be sequentially, within each
+budget."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node import account
-from discreet.node.account import Accounts, Refused
+from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.protocol.messages import TrainRequest
+from discreet.server.run_folder import RunFolder
+from discreet.server.state import Outcome
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import load_config
-from discreet.settings.privacy import EXAMPLE
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import client_settings
+from discreet.simulation.in_process import simulate
 from tests.node.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)
@@ -106,3 +115,113 @@ def test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhi
     found = admit(ask(f"privacy.example.max_epsilon={once}"), {"0": 40}, accounts=many)
     assert isinstance(found["0"], Refused)
     assert len(other.releases()) == 1
+
+
+STEP = PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5))
+DELTA = 1e-4
+
+
+def account_at(path: Path, *, accountant: str = "pld", delta: float = DELTA) -> Accounts:
+    return Accounts(ledger_at(path), delta, accountant)
+
+
+def charge(
+    mine: Accounts, event: DpEvent, count: int, *budgets: Budget, guarantee: str = EXAMPLE, by: str = ""
+) -> float:
+    """Charges as an admission does, and returns the epsilon spent with it."""
+    one = Charge(1, guarantee, by, event, count)
+    after = mine.after([one], budgets)
+    assert mine.write([one])
+    return mine.epsilon(after[guarantee])
+
+
+def oracle(*events: tuple[DpEvent, int]) -> float:
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for event, count in events:
+        accountant.compose(SelfComposedDpEvent(event, count))
+    return float(accountant.get_epsilon(DELTA))
+
+
+def test_epsilon_is_cumulative_over_runs_with_other_noise(tmp_path: Path) -> None:
+    charge(account_at(tmp_path / "ledger.db"), STEP, 4)
+    other = PoissonSampledDpEvent(0.1, GaussianDpEvent(0.9))
+    after = charge(account_at(tmp_path / "ledger.db"), other, 2)
+    assert after == pytest.approx(oracle((STEP, 4), (other, 2)), rel=5e-3)
+
+
+def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    mine, budget = account_at(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA, EXAMPLE)
+    charge(mine, STEP, 8, budget)
+    head = mine.ledger.position().head
+    with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "):
+        charge(mine, STEP, 4, budget)
+    assert mine.ledger.position().head == head
+    assert charge(mine, STEP, 1, budget) <= budget.epsilon
+
+
+def test_each_budget_holds_at_its_own_delta(tmp_path: Path) -> None:
+    # At delta 0.98, which a server may name, the same releases cost next to nothing.
+    mine, budgets = account_at(tmp_path / "ledger.db", delta=0.98), (Budget(4, 0.98), Budget(oracle((STEP, 10)), DELTA))
+    assert charge(mine, STEP, 9, *budgets) < 0.1
+    with pytest.raises(Refused, match=r"at delta 0\.0001$"):
+        charge(mine, STEP, 2, *budgets)
+
+
+def test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change(
+    tmp_path: Path,
+) -> None:
+    # Zeroing a client out moves the sum by its norm, other data in its place by up to twice as much: noise 2, and 1.
+    masked, mine = DistributedDiscreteGaussianDpEvent(100, 1, 25, 3), account_at(tmp_path / "ledger.db")
+    alone, both = (RdpAccountant().compose(GaussianDpEvent(noise)).get_epsilon(DELTA) for noise in (2.0, 1.0))
+    charge(mine, masked, 1, Budget(alone * 1.02, DELTA), guarantee=USER)
+    with pytest.raises(Refused, match="for all guarantees together"):
+        charge(mine, GaussianDpEvent(1e4), 1, Budget(both * 0.98, DELTA), guarantee=LOCAL)
+    charge(mine, GaussianDpEvent(1e4), 1, Budget(both * 1.02, DELTA), guarantee=LOCAL)
+
+
+CLIENTS = 6
+SMALL = [f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "training.epochs=1", "seed=30911"]
+SMALL += ["privacy.user.enabled=false", "training.batch_size=64", "sampling.kind=everyone", "rounds=9"]
+
+# In shards of unlike size the clients' steps differ in number and probability, so their budgets last unequally long.
+UNEQUAL = ["data.partition=dirichlet", "data.alpha=0.3"]
+EXAMPLE_LEVEL = [*SMALL, *UNEQUAL, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1.5"]
+EXAMPLE_LEVEL += ["privacy.accountant=rdp", "privacy.example.max_epsilon=4"]
+LOCAL_LEVEL = [*SMALL, "privacy.local.noise_multiplier=4", "privacy.local.max_epsilon=1"]
+
+
+def simulated(folder: Path, *words: str) -> Outcome:
+    return simulate(load_config([*words, f"output_dir={folder}"]))
+
+
+def rounds_of(folder: Path, guarantee: str) -> dict[str, int]:
+    """How many rounds each client took part in."""
+    return dict(
+        Counter(row.data_owner for row in DurableLedger(folder / "clients.db").releases() if row.guarantee == guarantee)
+    )
+
+
+def test_clients_whose_example_level_budget_is_spent_stay_out_and_the_others_go_on(tmp_path: Path) -> None:
+    simulated(tmp_path / "run", *EXAMPLE_LEVEL)
+    replies = [row["replies"] or 0 for row in RunFolder(tmp_path / "run").read_metrics()]
+    assert replies[0] == CLIENTS
+    assert len(set(replies)) > 2  # some went before others
+    assert replies == sorted(replies, reverse=True)  # and who is out stays out
+    ledger = DurableLedger(tmp_path / "run" / "clients.db")
+    for client in rounds_of(tmp_path / "run", "example"):
+        assert ledger.spent("example", data_owner=client).epsilon(1e-3, "rdp") <= 4
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(kind: str, tmp_path: Path) -> None:
+    words = ["sampling.kind=poisson", "sampling.probability=0.2", "rounds=60", "training.batch_size=512"]
+    words += ["server.learning_rate=0.001"]  # or the noise of few clients would drive the model, and end the run first
+    outcome = simulated(tmp_path / "run", *LOCAL_LEVEL, *words, f"privacy.local.kind={kind}")
+    rounds = rounds_of(tmp_path / "run", "local")
+    # With single clients in a cohort, a round in which all that were asked refuse comes long before the last.
+    idle = [row["round"] for row in RunFolder(tmp_path / "run").read_metrics() if row["cohort"] and not row["replies"]]
+    assert len(idle) > 1
+    assert set(rounds) == {str(client) for client in range(CLIENTS)}
+    assert len(set(rounds.values())) == 1  # everybody spent what it had
+    assert outcome.checkpoint.round < 60
+    assert outcome.stopped is not None

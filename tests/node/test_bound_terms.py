@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -110,8 +109,6 @@ class ChangingTerms(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("_run_id", "_node_id", "_task_id"):
-            setattr(TaskIdentity, name, 1)
         self.folder = TemporaryDirectory()
         self.server, self.open = server_of(Path(self.folder.name), Told.of()), list[Exchange]()
         self.round = 1

@@ -71,9 +71,7 @@ def query(*names: str, shape: TaskShape = THREE) -> Query:
 
 
 def local_noise(kind: str, asked: Query, *words: str) -> OwnNoise:
-    noise = own_noise(settings(kind, *words), asked.l1_norm)
-    assert noise is not None
-    return noise
+    return own_noise(settings(kind, *words), asked.l1_norm)
 
 
 def accounts(path: Path) -> Accounts:
@@ -218,7 +216,6 @@ EXAMPLE_TARGET = ("privacy.example.noise_multiplier=null", "rounds=5")
 def test_a_target_is_met_by_all_planned_rounds_and_ratings_together(cohort: str) -> None:
     words = *EXAMPLE_TARGET, "privacy.example.target_epsilon=3", f"evaluation.cohort={cohort}"
     private = local_settings(settings("example", *words), 40).example
-    assert private is not None
     step = PoissonSampledDpEvent(0.1, GaussianDpEvent(private.noise_multiplier))
     spent = PLDAccountant().compose(step, 50).compose(GaussianDpEvent(Z), 3).get_epsilon(1e-3)
     assert 2.97 < spent <= 3.003
@@ -251,6 +248,5 @@ def test_a_target_or_a_total_that_the_ratings_alone_pass_is_refused() -> None:
 def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[str]) -> None:
     asked, cohort = query(*names), config(*LEVELS[kind], *RATED, "data.num_clients=16", "sampling.kind=everyone")
     noise = own_noise(client_settings(cohort), asked.l1_norm)
-    assert noise is not None
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
     assert answers_of(Plan(cohort), asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)

@@ -1,7 +1,10 @@
-"""The ways into a node under secure aggregation, Discreet's own app and the mod: what they refuse, and before what."""
+"""The ways into a node under secure aggregation, Discreet's own app and the mod: what they refuse, before what,
+and what is left of a run."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +14,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from discreet.flower.secure_sum_mod import secure_sum_mod
-from discreet.masking.wire import Stage
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.masking.store import FolderStore, read_state
+from discreet.masking.wire import MaskingRefused, Stage
 from discreet.node.account import Refused
+from discreet.node.secure_aggregation import FORGOTTEN_SECONDS, forget
+from discreet.server.run_folder import RunFolder
+from tests.flower.masked_grid import Nodes, federated, nodes, words_of
+from tests.masking.federation import RUN, Federation, federation, terms_of
 from tests.node.clients import client, examples, linear, params_of
 from tests.node.dishonest import ARRAYS, NAMES, Dishonest, NotGiven, Told, answer_of, server_of
 
@@ -105,3 +114,104 @@ def test_a_client_gives_no_exact_values_of_a_masked_run(words: tuple[str, ...], 
     who, asked = client(examples(9), tmp_path / "ledger.db"), Told.of(*words).request
     with pytest.raises(Refused, match="asks for an update in the clear"):
         who.answer(asked, params_of(linear()))
+
+
+def replies(folder: Path) -> list[object]:
+    return [row["replies"] for row in RunFolder(folder).read_metrics()]
+
+
+def only(grid: Nodes, node: int, **more: str) -> Nodes:
+    """The same nodes, of which one has something else set up."""
+    grid.configs[node] |= more
+    return grid
+
+
+def test_a_node_whose_owner_requires_secure_aggregation_refuses_a_run_in_the_clear(tmp_path: Path) -> None:
+    grid = only(nodes(tmp_path), 1, require="secure")
+    federated(words_of(tmp_path / "run", "privacy.user.aggregation=plain", rounds=1), grid)
+    assert grid.refusals() == [
+        "the policy of this client requires secure aggregation, and the run would read its update"
+    ]
+    assert replies(tmp_path / "run") == [3]
+
+
+def test_a_node_that_is_not_set_up_for_it_is_missing_and_names_what_it_needs(tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    del grid.configs[4]["peers"]
+    federated(words_of(tmp_path / "run", rounds=1), grid)
+    said = "this node can't take part in secure aggregation without peers in its --node-config"
+    assert {*grid.refusals()} == {said}
+    assert replies(tmp_path / "run") == [3]
+
+
+def test_a_node_with_a_spent_budget_sends_no_vector_and_is_charged_nothing(tmp_path: Path) -> None:
+    grid = only(nodes(tmp_path), 2, **{"max-epsilon": "4", "max-delta": "1e-3"})
+    federated(words_of(tmp_path / "run", "privacy.user.max_epsilon=4", rounds=1), grid)
+    first = DurableLedger(tmp_path / "node-1.db").spent("user")
+    assert first.num_releases == 1
+    more = words_of(tmp_path / "more", "privacy.user.max_epsilon=4", rounds=1)
+    federated(more, grid)
+    # Over both runs it would be more: its own ledger says so, whatever the server counts.
+    assert any("the user-level budget is spent" in reason for reason in grid.refusals())
+    assert DurableLedger(tmp_path / "node-1.db").spent("user") == first
+
+
+def test_a_node_that_has_another_key_in_its_list_is_missing_and_the_server_is_told_no_path(tmp_path: Path) -> None:
+    grid = nodes(tmp_path)
+    keys = json.loads((tmp_path / "public" / "peers.json").read_text())
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**keys, "node-3": keys["node-2"], "node-2": keys["node-3"]}))
+    federated(words_of(tmp_path / "run", rounds=1), only(grid, 4, peers=str(other)))
+    assert set(grid.refusals()) == {"this node's key or its list of peers can't be used; its log says why"}
+    assert replies(tmp_path / "run") == [3]
+
+
+LATER, ANOTHER = FORGOTTEN_SECONDS + 60, "f" * 32
+
+
+def federation_in(folder: Path) -> Federation:
+    return federation(terms_of(5, dropouts=2), store=lambda name: FolderStore(folder / name))
+
+
+def later(seconds: float = LATER) -> float:
+    return time.time() + seconds
+
+
+def test_a_round_that_was_opened_without_a_node_can_not_be_opened_again_after_the_others_forgot_the_run(
+    tmp_path: Path,
+) -> None:
+    ours = federation_in(tmp_path)
+    first, *others = ours.nodes
+    ours.sum(1, {Stage.UNMASK: frozenset({first})})
+    for name in others:
+        forget(tmp_path / name, but=ANOTHER, now=later())
+    with pytest.raises(MaskingRefused, match="is over"):
+        ours.sum(1)
+    assert ours.charges.count(first) == 1
+
+
+def test_secrets_of_a_killed_run_are_erased(tmp_path: Path) -> None:
+    ours = federation_in(tmp_path)
+    ours.until(Stage.CONFIRM)
+    name = next(iter(ours.nodes))
+    assert read_state(FolderStore(tmp_path / name).load(RUN) or b"").attempts
+    forget(tmp_path / name, but=ANOTHER, now=later())
+    assert not read_state(FolderStore(tmp_path / name).load(RUN) or b"").attempts
+
+
+@pytest.mark.parametrize(("but", "seconds"), [(RUN, LATER), (ANOTHER, FORGOTTEN_SECONDS - 60)])
+def test_a_run_that_goes_on_is_not_forgotten(tmp_path: Path, but: str, seconds: float) -> None:
+    ours = federation_in(tmp_path)
+    exchange = ours.until(Stage.CONFIRM)
+    for name in ours.nodes:
+        forget(tmp_path / name, but=but, now=later(seconds))
+    assert ours.send(exchange)
+
+
+def test_a_node_that_is_making_its_vector_is_left_alone(tmp_path: Path) -> None:
+    ours = federation_in(tmp_path)
+    exchange = ours.until(Stage.MASKED)
+    name = next(iter(ours.nodes))
+    with FolderStore(tmp_path / name).locked(RUN):
+        forget(tmp_path / name, but=ANOTHER, now=later())
+    assert ours.answer(name, exchange.requests[name])

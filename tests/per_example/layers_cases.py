@@ -27,23 +27,19 @@ class Case:
 
 
 def first(layer: Any, inputs: Tensor) -> Tensor:
-    outputs: Tensor = layer(inputs)[0]
-    return outputs
+    return layer(inputs)[0]
 
 
 def itself(layer: Any, inputs: Tensor) -> Tensor:
-    outputs: Tensor = layer(inputs, inputs, inputs)[0]
-    return outputs
+    return layer(inputs, inputs, inputs)[0]
 
 
 def twice(layer: Any, inputs: Tensor) -> Tensor:
-    outputs: Tensor = layer(inputs, inputs.tanh())
-    return outputs
+    return layer(inputs, inputs.tanh())
 
 
 def unpooled(pool: Callable[..., Any], layer: Any, inputs: Tensor) -> Tensor:
-    outputs: Tensor = layer(*pool(inputs, 2, return_indices=True))
-    return outputs
+    return layer(*pool(inputs, 2, return_indices=True))
 
 
 def step(layer: Any, inputs: Tensor) -> Tensor:

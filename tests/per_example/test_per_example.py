@@ -30,8 +30,7 @@ class Wrapped(nn.Module):
         self.layers = characters()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.layers(tokens)
-        return logits
+        return self.layers(tokens)
 
 
 def regression() -> nn.Module:
@@ -196,8 +195,7 @@ class Partly(nn.Module):
         self.layers[1].requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.layers(images)
-        return logits
+        return self.layers(images)
 
 
 @pytest.mark.parametrize("built_at_once", [2**26, 1])

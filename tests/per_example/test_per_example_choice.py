@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.per_example import convolution
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from tests.per_example.test_per_example_oracle import assert_matches
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -37,8 +40,7 @@ class Scaled(nn.Module):
         self.shift = nn.Parameter(torch.tensor(0.3))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.layer(inputs * self.scale.exp()) * self.shift
-        return logits
+        return self.layer(inputs * self.scale.exp()) * self.shift
 
 
 class Branching(nn.Module):
@@ -74,8 +76,7 @@ class LargestOfABag(nn.Module):
         self.bag, self.layer = nn.EmbeddingBag(4, 5, mode="max"), nn.Linear(5, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.layer(self.bag(inputs.clamp(0, 3).long()))
-        return logits
+        return self.layer(self.bag(inputs.clamp(0, 3).long()))
 
 
 @pytest.mark.parametrize("build", [Scaled, hooked, tied, normed])
@@ -128,3 +129,101 @@ def test_a_layer_that_has_no_statistics_but_those_of_the_batch_is_refused_in_eit
     model = nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3)).train(training)
     with pytest.raises(ValueError, match=r"mixes examples: use GroupNorm instead \(discreet.to_group_norm makes it\)$"):
         clipped_gradient_sum(model, batch()[0], targets=batch()[1], clip_norm=1.0)
+
+
+LENGTHS, SORTED = [3, 7, 2, 5, 2, 5], [7, 5, 5, 3, 2, 2]
+
+
+class Reader(nn.Module):
+    """Tokens (n, 7) with their lengths, packed, to three logits from the last state or from the padded outputs."""
+
+    def __init__(self, kind: type[nn.RNNBase], *, layers: int, pads: bool, first: bool, is_sorted: bool) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(11, 6), nn.Linear(10, 3)
+        self.layer = kind(6, 5, layers, batch_first=first, bidirectional=True)
+        self.pads, self.first, self.is_sorted = pads, first, is_sorted
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        inner = self.tokens(tokens) if self.first else self.tokens(tokens).transpose(0, 1)
+        packed = pack_padded_sequence(inner, lengths, batch_first=self.first, enforce_sorted=self.is_sorted)
+        outputs, state = self.layer(packed)
+        if self.pads:
+            padded, _ = pad_packed_sequence(outputs, batch_first=self.first, total_length=7)
+            return self.head(padded.sum(1 if self.first else 0))  # type: ignore[no-any-return]
+        hidden = state[0] if isinstance(state, tuple) else state
+        return self.head(torch.cat([hidden[-2], hidden[-1]], 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(("pads", "first"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("layers", "is_sorted"), [(1, False), (2, True)])
+def test_packed_sequences_are_watched_by_their_lengths(
+    kind: type[nn.RNNBase], layers: int, pads: bool, first: bool, is_sorted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)  # the slow way is an error
+    model = seeded(lambda: Reader(kind, layers=layers, pads=pads, first=first, is_sorted=is_sorted))
+    tokens = torch.randint(0, 11, (6, 7), generator=torch.Generator().manual_seed(7127))
+    lengths, targets = torch.tensor(SORTED if is_sorted else LENGTHS), torch.tensor([0, 1, 2, 0, 1, 2])
+    alone = []
+    for row in range(6):
+        one = slice(row, row + 1)
+        loss = cross_entropy(model(tokens[one], lengths[one]), targets[one]).sum()
+        alone.append(torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))]))
+    gradients = torch.stack(alone)
+    norms = gradients.norm(dim=1)
+    clip = float(norms.median())
+    total, found = clipped_gradient_sum(model, (tokens, lengths), targets=targets, clip_norm=clip)
+    torch.testing.assert_close(found, norms, rtol=1e-4, atol=0)
+    torch.testing.assert_close(total, (clip / norms).clamp(max=1) @ gradients, rtol=1e-3, atol=1e-5)
+
+
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "1d": (nn.Conv1d(3, 4, 3, stride=2, padding=1), (3, 17)),
+    "2d": (nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)), (3, 9, 8)),
+    "2d, same on both sides": (nn.Conv2d(2, 5, 4, padding="same"), (2, 7, 6)),
+    "3d": (nn.Conv3d(2, 3, 2, padding=1), (2, 4, 3, 5)),
+    "transposed": (nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1), (4, 5, 4)),
+}
+
+
+class Twice(nn.Module):
+    """A layer that is called on an input and on its square."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x).tanh() - self.layer(x * x)).flatten(1)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_sums_and_norms_without_held_patches_are_those_of_single_examples(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution, "_FEW_PATCHES", 0)
+    monkeypatch.setattr(convolution, "_PATCH_FLOATS", 400)  # some examples at a time
+    monkeypatch.setattr(convolution, "grams_are_cheaper", lambda *_: True)
+    made = list[Any]()
+    monkeypatch.setattr(convolution.Convolved, "mass", _noting(convolution.Convolved.mass, made))
+    layer, shape = LAYERS[name]
+    inputs = torch.randn(6, *shape, generator=torch.Generator().manual_seed(40961))
+    inputs[4] = float("inf")  # counts as zero
+
+    def loss(outputs: Tensor, _: Tensor) -> Tensor:
+        return (outputs * torch.linspace(-1, 1, outputs.shape[1])).sum(1)
+
+    model = Twice(layer)
+    total, norms = clipped_gradient_sum(model, inputs, clip_norm=2.0, loss=loss)
+    assert torch.allclose(total, sequential_sum(model, inputs, clip_norm=2.0, loss=loss), atol=1e-5)
+    assert made
+    assert norms.isinf().tolist() == [False] * 4 + [True, False]
+
+
+def _noting(mass: Any, made: list[Any]) -> Any:
+    def noted(self: Any, order: int) -> Tensor:
+        made.append(self)
+        return mass(self, order)
+
+    return noted

@@ -42,8 +42,7 @@ class Functional(nn.Module):
         self.layer = nn.Linear(8, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.layer(nn.functional.dropout(inputs, 0.5, self.training))
-        return logits
+        return self.layer(nn.functional.dropout(inputs, 0.5, self.training))
 
 
 class Looped(Functional):
@@ -53,8 +52,7 @@ class Looped(Functional):
         often = 2 if self.training and inputs.sum() > 0 else 1  # numbers are drawn as the values ask for them
         for _ in range(often):
             kept = nn.functional.dropout(inputs, 0.5, self.training)
-        logits: Tensor = self.layer(kept)
-        return logits
+        return self.layer(kept)
 
 
 SEQUENCES = [perceptron, convolution]

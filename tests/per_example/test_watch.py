@@ -32,8 +32,7 @@ class Block(nn.Module):
         identity = images if self.downsample is None else self.downsample(images)
         out = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(images)))))
         out += identity
-        rectified: Tensor = self.relu(out)
-        return rectified
+        return self.relu(out)
 
 
 class ResNet(nn.Module):
@@ -44,8 +43,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.pool(self.layers(functional.relu(self.stem(images))))
-        logits: Tensor = self.head(torch.flatten(features, 1))
-        return logits
+        return self.head(torch.flatten(features, 1))
 
 
 class Encoder(nn.Module):
@@ -64,8 +62,7 @@ class Encoder(nn.Module):
         scores = (query @ key.transpose(-2, -1)) * width**-0.5
         mixed = torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), value)
         inner = self.norm(inner + self.out(mixed.transpose(1, 2).reshape(count, steps, -1)))
-        logits: Tensor = self.head(inner.mean(dim=1))
-        return logits
+        return self.head(inner.mean(dim=1))
 
 
 class Patches(nn.Module):
@@ -82,8 +79,7 @@ class Patches(nn.Module):
         inner = torch.cat([self.token.expand(images.shape[0], -1, -1), inner], dim=1)
         inner = inner + self.places[:, : inner.shape[1]]
         inner = inner + self.scale * torch.tanh(inner) - self.shift
-        logits: Tensor = self.head(inner[:, 0] + inner.mean(1) * self.scale)
-        return logits
+        return self.head(inner[:, 0] + inner.mean(1) * self.scale)
 
 
 def images(count: int = 5) -> Tensor:
@@ -127,8 +123,7 @@ class Forward(nn.Module):
         self.register_buffer("last", torch.zeros(4))
 
     def forward(self, rows: Tensor) -> Tensor:
-        logits: Tensor = self.second(self.between(self, self.first(rows)))
-        return logits
+        return self.second(self.between(self, self.first(rows)))
 
 
 def rows(count: int = 5) -> Tensor:

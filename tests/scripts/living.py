@@ -100,9 +100,7 @@ def default_signals() -> None:
 def check_interrupted(folder: RunFolder, reason: str) -> int:
     """The last whole round of a run whose files say what they should after an interruption."""
     status, checkpoint = read_status(folder), folder.load_checkpoint()
-    assert status is not None
     assert (status.state, status.reason) == ("interrupted", reason)
-    assert checkpoint is not None
     ledger = DurableLedger(folder.ledger_path)
     assert ledger.verify() == []
     assert ledger.spent("user").num_releases - checkpoint.round in (0, 1)

@@ -13,7 +13,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.settings.places import conf_folder
 from tests.command import simulate as main
 from tests.data.test_images import write_cifar, write_femnist, write_mnist
-from tests.data.test_text import write_play
+from tests.data.test_tokens import write_play
 
 # (what makes it small, the guarantees that it gives)
 ALONE = {

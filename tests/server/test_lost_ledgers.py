@@ -84,14 +84,12 @@ def copied(folder: Path, to: Path) -> Path:
 
 def round_of(folder: Path) -> int:
     checkpoint = RunFolder(folder).load_checkpoint()
-    assert checkpoint is not None
     return checkpoint.round
 
 
 def charges_of(ledger: Path) -> int:
     """By the node that has it."""
     accounts = node_client(request(RUN), NODE | {"ledger": str(ledger)}).accounts
-    assert accounts is not None
     return len(accounts.ledger.releases())
 
 

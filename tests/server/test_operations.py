@@ -82,7 +82,6 @@ def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(ConfigError, match="in use"), only_writer(tmp_path, patience=0.0):
             pass

@@ -150,7 +150,6 @@ def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_
     assert example["clients_without_epsilon"] == liars
     assert f"{liars} of them reported an infinite one and are not in it" in example["epsilon_is"]
     status = read_status(ready.folder)
-    assert status is not None
     assert status.failures == {"unaccounted": liars * ROUNDS}
     assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS
     resumed = training_run(session(tmp_path / "run", *EXAMPLE_ON, "resume=true"), Scripted(reports)).run()

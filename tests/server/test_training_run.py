@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ import discreet.server.session
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
 from discreet.queries.scores import EvaluationResult
-from discreet.server.plan import planned
-from discreet.server.run_folder import RunFolder
+from discreet.server.plan import planned, resolve_noise
+from discreet.server.resuming import asked_settings
+from discreet.server.run_folder import ASKED, RunFolder
 from discreet.server.state import Outcome
 from discreet.server.training_run import stopping_reason
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
+from tests.command import simulate as simulate_command
 
 SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
 COLUMNS = (
@@ -48,7 +52,6 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
     with caplog.at_level(logging.INFO, logger="discreet"):
         outcome = simulate(load_config([*SMALL, *words, f"output_dir={tmp_path / 'run'}"]))
     spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
-    assert outcome.stopped is not None
     assert "privacy.user.max_epsilon=5" in outcome.stopped
     assert "is left" in outcome.stopped
     assert spent.epsilon(1e-3) <= 5 < spent.record(spent.entries[0][0]).epsilon(1e-3)
@@ -144,7 +147,6 @@ def test_the_best_model_is_known_to_a_run_that_is_resumed(tmp_path: Path, script
 
 def test_a_loss_that_is_no_number_ends_the_run_with_a_model_of_numbers(tmp_path: Path) -> None:
     outcome, folder = run(tmp_path / "run", *NOT_PRIVATE, "rounds=8", "model.name=mlp", "training.learning_rate=1e4")
-    assert outcome.stopped is not None
     assert "the loss on the public test set is nan after round" in outcome.stopped
     assert outcome.model.round < outcome.checkpoint.round
     assert all(torch.isfinite(tensor).all() for tensor in load_file(folder.path / "model.safetensors").values())
@@ -238,3 +240,72 @@ def test_amplification_is_said_to_need_a_secret_cohort_where_there_is_any(
 ) -> None:
     said = statement(tmp_path / "run", f"sampling.kind={kind}", "rounds=1")
     assert any("amplification" in words for words in said["user"]["not_covered"]) == amplified
+
+
+STARTED = (
+    *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
+    *("privacy.user.target_epsilon=4", "privacy.user.clip.norm=0.5"),
+)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was started with settings of its own, and ended after its first round."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = replace(resolve_noise(load_config(STARTED)), output_dir=str(folder))
+    simulate(replace(config, rounds=1))
+    RunFolder(folder).write_config(config)
+    RunFolder(folder).write_config(load_config(STARTED), name=ASKED)
+    return folder
+
+
+def resumed(folder: Path, *words: str) -> Settings:
+    return asked_settings(["resume=true", f"output_dir={folder}", *words])
+
+
+@pytest.mark.parametrize("words", [(), STARTED, ("privacy.user.target_epsilon=4",)])
+def test_a_run_goes_on_with_the_settings_of_its_folder(words: tuple[str, ...], started: Path) -> None:
+    before, after = RunFolder(started).read_config(), resumed(started, *words, "rounds=9")
+    assert after == replace(before, rounds=9, resume=True)
+    assert after.privacy.user.max_epsilon == 4
+
+
+def test_what_is_no_matter_of_privacy_may_be_changed(started: Path) -> None:
+    after = resumed(started, "operations.predictions=true", "server.learning_rate=0.5", "operations={log_format: json}")
+    operations = after.operations
+    assert (operations.predictions, after.server.learning_rate, operations.log_format) == (True, 0.5, "json")
+
+
+REFUSED = {
+    "privacy.user.noise_multiplier=2": "it has privacy.user.noise_multiplier=",
+    "privacy.user.max_epsilon=9": "it has privacy.user.max_epsilon=4",
+    "privacy.delta=1e-4": "it has privacy.delta=0.001",
+    "model.name=mlp": "it has model.name=logistic_regression",
+    "seed=71933": "it has seed=None",
+    "privacy.example={enabled: true, noise_multiplier: 1}": "it has privacy.example.enabled=False",
+    "experiment=silos": "it has ",
+}
+
+
+@pytest.mark.parametrize(("word", "message"), REFUSED.items())
+def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(word: str, message: str, started: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        resumed(started, "rounds=9", word)
+    assert str(error.value).startswith(f"{word} can't change a run that is resumed: ")
+    assert message in str(error.value)
+
+
+def test_rounds_over_which_clients_spread_a_total_stay(tmp_path: Path) -> None:
+    words = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.epsilon=8", "rounds=4")
+    RunFolder(tmp_path).write_config(load_config(words))
+    assert resumed(tmp_path, *words).rounds == 4
+    with pytest.raises(ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"):
+        resumed(tmp_path, "rounds=5")
+
+
+def test_simulate_goes_on_as_the_readme_says(started: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate_command(["resume=true", f"output_dir={started}"]) == 0
+    checkpoint = RunFolder(started).load_checkpoint()
+    assert checkpoint.round == 2
+    assert simulate_command(["resume=true", f"output_dir={started}", "seed=71933"]) == 2
+    assert "discreet: seed=71933 can't change a run that is resumed" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import io
 import re
@@ -11,12 +12,26 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import GetNodesResponse
+from flwr.supercore.run import Run
+from flwr.superlink.grid.http_grid import HttpGrid
 
+import strategies.dp_fedavg
+from discreet.flower.serving import run
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import RunFolder, read_status
+from discreet.server.transport import MessagesTooLarge
+from discreet.settings.compose import load_config
 from server_app.bundle_entry import OtherCodeError, use_installed
+from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower's build
@@ -114,7 +129,6 @@ def test_a_package_that_another_thread_takes_from_the_bundle_meanwhile_has_its_o
     monkeypatch.setitem(sys.modules, "discreet.of_the_bundle", package)
     assert not (app / "discreet" / "flower").exists()
     found = importlib.util.find_spec("discreet.of_the_bundle.flower")
-    assert found is not None
     assert found.origin == str(REPOSITORY / "discreet" / "flower" / "__init__.py")
     assert importlib.util.find_spec("discreet.of_the_bundle.nobody_has_it") is None
 
@@ -139,3 +153,66 @@ def test_the_server_refuses_a_bundle_with_another_byte_or_another_file(app: Path
     with pytest.raises(OtherCodeError, match="not installed where the ServerApp runs"):
         use_installed(app, [str(app)])
     assert sys.path == before
+
+
+def full_server() -> SimpleNamespace:
+    """Knows two nodes, and takes no message: what a proxy with a limit does."""
+    asked = httpx.Request("POST", "https://server/v1/runtime/push-messages")
+    too_large = httpx.HTTPStatusError("too large", request=asked, response=httpx.Response(413, request=asked))
+    nodes = GetNodesResponse(nodes=[NodeInfo(node_id=1), NodeInfo(node_id=2)])
+    return SimpleNamespace(GetNodes=Mock(return_value=nodes), PushMessages=Mock(side_effect=too_large))
+
+
+def test_messages_that_are_too_large_end_the_run_with_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = HttpGrid(token="a token")
+    grid.set_run(Run.create_empty(1))
+    monkeypatch.setattr(grid, "_client", full_server())
+    words = ["data.num_clients=2", "sampling.kind=everyone", "sampling.min_nodes=2", "privacy.delta=0.01", "rounds=1"]
+    config = load_config([*words, "privacy.user.noise_multiplier=2", f"output_dir={tmp_path / 'run'}"])
+    with pytest.raises(MessagesTooLarge, match=r"messages of round 1 were refused as too large \(HTTP 413\)"):
+        run(grid, config, strategy=dp_fedavg)
+    folder = RunFolder(tmp_path / "run")
+    status = read_status(folder)
+    assert status.state == "interrupted"
+    assert "HTTP 413" in (status.reason or "")
+    assert DurableLedger(folder.ledger_path).releases() == []
+
+
+# What stays out of the bundle for nodes.
+OF_SERVERS = {"server", "evaluation", "flower", "simulation", "deployment", "reporting", "audit", "cli", "dpsgd"}
+
+
+def names(settings: dict[str, Any], prefix: str = "") -> set[str]:
+    found = set()
+    for name, value in settings.items():
+        found |= {prefix + name} | (names(value, f"{prefix}{name}.") if isinstance(value, dict) else set())
+    return found
+
+
+def named_settings(text: str) -> set[str]:
+    """`a.b` and `a.b.{c,d}` of the sections that a round reads."""
+    found = set()
+    for start, ends in re.findall(r"(?<![a-z.])((?:sampling|privacy|server)\.[a-z_.]*)(?:\{([a-z_0-9.,]+)\})?", text):
+        found |= {start + end for end in ends.split(",")} if ends else {start}
+    return found
+
+
+def test_every_setting_that_the_page_names_is_one() -> None:
+    said = named_settings(strategies.dp_fedavg.__doc__ or "")
+    assert len(said) >= 15
+    assert said <= names(dataclasses.asdict(load_config([])))
+
+
+def modules_of(name: str) -> set[str]:
+    code = f"import sys, {name}; print(*[m for m in sys.modules if m.startswith('discreet.')])"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_server_does_not_load_reports() -> None:
+    assert not {name for name in modules_of("server_app.server_app") if name.startswith("discreet.reporting")}
+
+
+def test_a_client_loads_nothing_of_the_servers() -> None:
+    assert not {name.split(".")[1] for name in modules_of("client_app.client_app")} & OF_SERVERS

@@ -49,8 +49,7 @@ def plant(point: str, number: int) -> None:
         dying = at_call(number, point == "before_ledger", charge)
 
         def charged(self: DurableLedger, *args: Any, **kwargs: Any) -> bool:  # an account is a ledger too
-            found: bool = (dying if self.path.name == "ledger.db" else charge)(self, *args, **kwargs)
-            return found
+            return (dying if self.path.name == "ledger.db" else charge)(self, *args, **kwargs)
 
         DurableLedger.charge = charged  # type: ignore[method-assign]
     elif point == AFTER_ACCOUNT:

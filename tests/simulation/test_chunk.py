@@ -96,7 +96,6 @@ def secure_draws() -> SecureDraws:
 
 def test_without_a_seed_every_client_has_masks_of_its_own() -> None:
     model = mapped_model(dropping((1, 8, 8), 5), cross_entropy).drawing([secure_draws().source] * 40)
-    assert model.masks is not None
     assert len({generator.initial_seed() for generator in model.masks.generators}) == 40
 
 
@@ -190,7 +189,6 @@ def gradients_by_torch(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
 
 def gradients_by_hand(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
     layers = sequence_of(model, tuple(batch.inputs.shape[2:]))
-    assert layers is not None
     params = [view.contiguous() for view in layers.layout.views(rows)]
     into = [torch.zeros_like(values) for values in params]
     layers.accumulate(params, batch, into, keep=1.0, rate=1.0)

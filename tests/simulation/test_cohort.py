@@ -34,11 +34,7 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import shared_examples
-from discreet.simulation.cohort import (
-    BatchedTransport,
-    engine_of,
-    trains_together,
-)
+from discreet.simulation.cohort import BatchedTransport, engine_of, trains_together
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
@@ -68,6 +64,11 @@ RUNS = {
     "user level": (FLOAT,),
     "on the grid": ("privacy.noise=grid",),
     "no privacy": ("privacy.user.enabled=false",),
+    "turns, with correlated noise": (
+        *("sampling.kind=cyclic", "sampling.groups=3", "privacy.user.clip.kind=fixed"),
+        *("privacy.user.correlation.kind=bsr", "privacy.user.too_noisy=warn"),
+    ),
+    "a mechanism from outside": ("privacy.user.mechanism=tests.mechanisms.signs:Signs", "privacy.user.too_noisy=warn"),
     "unequal clients": ("data.partition=dirichlet", "data.alpha=0.2", FLOAT, "model.name=mlp"),
     "example level, declared": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.03", "data.public_num_examples=20"),
     "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT),
@@ -129,8 +130,6 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.Log
     assert any("level budget is spent" in line for line in refusals[0]) == ("budget" in name)
     assert charges(together) == charges(alone)
     one, other = alone.load_checkpoint(), together.load_checkpoint()
-    assert one is not None
-    assert other is not None
     torch.testing.assert_close(other.params, one.params, rtol=1e-3, atol=2e-5)
     for before, after in zip(alone.read_metrics(), together.read_metrics(), strict=True):
         known = [name for name in before if name != "seconds" and before[name] is not None]

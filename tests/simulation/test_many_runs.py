@@ -81,7 +81,6 @@ def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_l
         words = [*SMALL, "seed=5501", f"server.learning_rate={rate}", f"output_dir={tmp_path / str(number)}"]
         alone = simulate(load_config(words)).checkpoint
         beside = RunFolder(tmp_path / "sweep" / str(number)).load_checkpoint()
-        assert beside is not None
         assert beside.params.tolist() == alone.params.tolist()
 
 
@@ -166,10 +165,8 @@ def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_
 def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
     there = f"hydra.sweep.dir={tmp_path}"
     sweep = cli.sweep_of(["seed=1,2", "ray.address=auto", there], multirun=True)
-    assert sweep is not None
     sweep.save()
     again = cli.sweep_of(["resume=true", "ray.address=head:6379", there], multirun=True)
-    assert again is not None
     assert again.runs == (("seed=1", "ray.address=head:6379"), ("seed=2", "ray.address=head:6379"))
 
 

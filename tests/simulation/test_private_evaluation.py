@@ -183,7 +183,6 @@ def test_what_is_published_is_what_the_ledger_holds_with_the_last_rating(tmp_pat
     spent = max(ledger.spent(EXAMPLE, data_owner=str(client)).epsilon(1e-3) for client in range(8))
     stated = json.loads((folder.path / "privacy.json").read_text())["guarantees"][1]["epsilon"]["pld"]
     row, checkpoint = folder.read_metrics()[-1], folder.load_checkpoint()
-    assert checkpoint is not None
     assert [stated, row["epsilon_example"], checkpoint.epsilon_example] == pytest.approx([spent] * 3, rel=1e-9)
     rows = [row for row in ledger.releases() if row.data_owner == "0"]
     q = 50 / 144  # of 1437 training examples client 0 has 180, and holds 36 of them out

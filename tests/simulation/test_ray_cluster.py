@@ -119,7 +119,6 @@ def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Si
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     ) as driver:
-        assert driver.stdout is not None
         folder = Path(driver.stdout.readline().rstrip())
         assert (folder / "ray").is_dir()
         assert len(marked(tmp_path.name)) > 2

@@ -112,7 +112,6 @@ def run(folder: Path, *words: str) -> tuple[Any, ...]:
     simulate(load_config([*RUN, *words, f"output_dir={folder}"]))
     found = RunFolder(folder)
     checkpoint = found.load_checkpoint()
-    assert checkpoint is not None
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in found.read_metrics()]
     return checkpoint.params.tolist(), charges(found), rows
 

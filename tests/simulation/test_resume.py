@@ -113,14 +113,12 @@ def test_two_runs_that_are_killed_at_once_forget_nothing(points: tuple[str, str]
     assert crash_all(runs) == [-signal.SIGKILL] * 2
     for folder in folders:
         done = RunFolder(folder).load_checkpoint()
-        assert done is not None
         own = DurableLedger(folder / "ledger.db").spent("user").num_releases
         assert done.round <= own <= charged(path, folder) <= done.round + 1
     before = [charged(path, folder) for folder in folders]
     for number, each in enumerate(words):
         done = RunFolder(folders[number]).load_checkpoint()
         simulate(load_config([*each, "resume=true"]))
-        assert done is not None
         assert charged(path, folders[number]) == before[number] + ROUNDS - done.round
     assert DurableLedger(path).verify() == []
     said = json.loads((folders[1] / "privacy.json").read_text())["account"]

@@ -103,7 +103,6 @@ def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
         vector = masked_vector(session.plan)
-        assert vector is not None
         inner = Losing(InProcessTransport(session.plan, str(folder), vector), {2: {3}})
         made = kind(inner, vector) if kind is Masked else kind(inner, vector, NODES - DROPOUTS)
         return training_run(session, made).run().checkpoint
@@ -216,7 +215,6 @@ def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
         vector = masked_vector(session.plan)
-        assert vector is not None
         inner = Losing(InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}})
         clear, params = InTheClear(inner, vector, NODES - DROPOUTS), session.context.state.params
         with pytest.raises(RoundAbandoned, match="3 of 5 clients are left, and 4 must be") as abandoned:
@@ -273,7 +271,6 @@ def test_the_target_chooses_the_noise_and_is_the_budget_of_a_longer_run(tmp_path
     assert 1.99 < float(RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
     longer = load_config([*NOISED, "privacy.example.max_epsilon=2", f"output_dir={tmp_path / 'budget'}", "rounds=50"])
     ended = simulate(longer)
-    assert ended.stopped is not None
     assert "privacy.example.max_epsilon=2" in ended.stopped
     assert float(RunFolder(tmp_path / "budget").read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
 

@@ -97,7 +97,6 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", ORPHANS], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
-        assert parent.stdout is not None
         worker = Path("/proc", parent.stdout.readline().strip())
         assert worker.is_dir()
         parent.kill()
