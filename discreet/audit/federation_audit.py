@@ -31,7 +31,6 @@ from discreet.server.plan import Plan
 from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.session import check_secure
 from discreet.server.state import State
-from discreet.settings.privacy import CORRELATED
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import Settings, flat
 from discreet.simulation.processes import RunLostError
@@ -77,7 +76,8 @@ def check_federation(plan: Plan, canaries: int, runs: int) -> None:
     check_noised(plan)
     check_secure(plan.settings.seed)
     user = plan.run.user
-    if user.sampling == "fixed" or user.law == CORRELATED or plan.run.evaluation.private or plan.accounts_itself:
+    in_turns = plan.mechanism is not None and plan.mechanism.turns is not None
+    if user.sampling == "fixed" or in_turns or plan.run.evaluation.private or plan.accounts_itself:
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "
             "privacy.user alone, with aggregation=plain and independent noise"

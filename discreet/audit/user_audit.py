@@ -19,6 +19,7 @@ import numpy as np
 from scipy.linalg import toeplitz
 from torch import Tensor
 
+from discreet.accounting.correlation import Turns
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import (
     Auditor,
@@ -34,7 +35,6 @@ from discreet.audit.canaries import (
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Task
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.mechanism import ServerMechanism
 from discreet.mechanisms.sums import PartialReply, take_all
 from discreet.privacy.sampling import in_turn
@@ -103,7 +103,7 @@ def said_first(plan: Plan, canaries: int) -> Releases:
     spent = PrivacyLedger(tuple((user.event_of(number), 1) for number in range(1, rounds + 1)))
     claim = Claim.of(plan, USER, spent)
     releases, alone = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim), rounds
-    if isinstance(user, CorrelatedNoise):  # all rounds are one observation, and none is judged by itself
+    if user.turns is not None:  # all rounds are one observation, and none is judged by itself
         releases, alone = Releases(1, 1.0, user.noise_multiplier / user.turns.sensitivity, claim), 0
     logger.info("%s", outlook(releases, canaries, rounds=alone))
     return releases
@@ -126,7 +126,7 @@ def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[Seen
         "secure": plan.settings.seed is None,
     }
     found = observed(rounds, run_claim)
-    found = found[-1:] if isinstance(user, CorrelatedNoise) else found
+    found = found if user.turns is None else found[-1:]
     return Experiment(mechanism, found, {**facts, **more}, releases)
 
 
@@ -135,15 +135,13 @@ def _user(plan: Plan) -> ServerMechanism:
     return plan.mechanism
 
 
-def _joined(user: CorrelatedNoise, rounds: Sequence[Scores], first: int) -> Scores:
+def _joined(user: ServerMechanism, turns: Turns, rounds: Sequence[Scores], first: int) -> Scores:
     """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise of each is made
     independent of the others' by C, and what a canary adds to them is looked for in all at once."""
     values, canaries = np.stack([each.values for each in rounds]) * user.sum_noise**2, range(len(rounds[0].values))
-    turns = [
-        [in_turn(first + each, at + 1, groups=user.turns.groups) for each in canaries] for at in range(len(rounds))
-    ]
-    factor = toeplitz(user.turns.factor[: len(rounds)], np.zeros(len(rounds)))
-    added = factor @ np.array(turns, dtype=float)
+    asked = [[in_turn(first + each, at + 1, groups=turns.groups) for each in canaries] for at in range(len(rounds))]
+    factor = toeplitz(turns.factor[: len(rounds)], np.zeros(len(rounds)))
+    added = factor @ np.array(asked, dtype=float)
     seen = (added * (factor @ values)).sum(0) / np.linalg.norm(added, axis=0).clip(min=1.0)
     return replace(rounds[0], values=seen / user.noise_multiplier**2)
 
@@ -168,7 +166,7 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
         TrainingRun(context, transport=transport, evaluate=lambda _: unrated(), on_round=look).run()
         rounds, spent = scored(plan, context.folder, states, canaries, known)
         rounds = [replace(each, centred=not replaced) for each in rounds]
-        return [_joined(user, rounds, honest)] if isinstance(user, CorrelatedNoise) else rounds, spent
+        return rounds if user.turns is None else [_joined(user, user.turns, rounds, honest)], spent
 
 
 def scored(

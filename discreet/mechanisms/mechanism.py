@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
+    from discreet.accounting.correlation import Turns
     from discreet.mechanisms.client_noise import OwnNoise
     from discreet.mechanisms.sums import AnswerSum, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
@@ -312,6 +313,11 @@ class ServerMechanism(Mechanism, ServerRelease, Protocol):
     @property
     def count_stddev(self) -> float | None:
         """Of the noise on the count of norms below the clip norm; None if the release has no such count."""
+        return None
+
+    @property
+    def turns(self) -> Turns | None:
+        """Of clients, if noise is correlated over rounds, so that all rounds are one observation; else None."""
         return None
 
     def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
