@@ -76,7 +76,7 @@ class Clients:
 
     def engine(self, plan: Plan, held: ClientExamples, chunk: int, workers: int) -> Engine:
         release = round_settings(plan).release
-        return Engine(plan.seed, release, self.shared, held, self.layers, chunk, workers)
+        return Engine(plan.settings.seed, release, self.shared, held, self.layers, chunk, workers)
 
     def together(self, how: LocalSettings) -> Tensor:
         return self.chunk([how] * len(self.sizes), SeededDraws(self.sources())).updates(self.start)
