@@ -42,6 +42,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
+from discreet.settings.data import DataConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError, require, write_json
 from discreet.settings.settings import Settings, client_settings
@@ -116,7 +117,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
     fit the data or the model, or the target can't be reached."""
     try:
         task = load_task(settings.data.name, path=settings.data.path)
-        _check_weights(settings)
+        _check_weights(settings.model.name, settings.data)
         config = with_constants(replace(settings, task=resolved_task(settings.task, task)), task)
         task = normalised_task(task, config.normaliser)
         num_params = check_fits(config.model, task)
@@ -147,11 +148,10 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
     return plan, task
 
 
-def _check_weights(settings: Settings) -> None:
+def _check_weights(name: str, data: DataConfig) -> None:
     """Raises FolderError unless a transformer is the one whose tokenizer read the texts, and that nodes look for."""
-    name, path = settings.model.name, settings.data.path
     if name.startswith(HF):
-        known = read_description(Path(path)).model if settings.data.name == FOLDER and path else None
+        known = read_description(Path(data.path)).model if data.name == FOLDER and data.path else None
         if known != f"{HF}{pretrained_folder(name)}":
             raise FolderError(f"model.name: {name} must be the model of data.toml in data.path, which is {known}")
 
