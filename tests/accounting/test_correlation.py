@@ -75,6 +75,18 @@ def test_no_participation_moves_any_first_rounds_by_more_than_their_sensitivity(
         assert wanted == pytest.approx(math.hypot(*Turns(kind, bandwidth, groups, rounds).moves()[:first]))
 
 
+@kinds
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_error_is_the_noise_on_running_sums_for_the_dearest_participation(
+    kind: str, bandwidth: int, groups: int
+) -> None:
+    rounds, turns = 10, Turns(kind, bandwidth, groups, 10)
+    factor = lower(factor_and_weights(kind, bandwidth, rounds)[0])
+    on_sums = np.tril(np.ones((rounds, rounds))) @ np.linalg.inv(factor)
+    dearest = max(np.linalg.norm(factor[:, pattern].sum(1)) for pattern in patterns(rounds, groups))
+    assert turns.error == pytest.approx(dearest * math.sqrt((on_sums**2).sum(1).mean()))
+
+
 @pytest.mark.parametrize(("groups", "turns", "most"), [(28, 4, 0.35), (5, 20, 0.54)])
 def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(groups: int, turns: int, most: float) -> None:
     assert -(-100 // groups) == turns
