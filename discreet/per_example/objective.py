@@ -209,7 +209,7 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
 
 
 def modules_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """A model and all modules in it, each once, in the order of `model.modules()`, in a tenth of its time."""
+    """A model and all modules in it, each once, in the order of `model.modules()`, in half of its time."""
     found, waiting = dict[nn.Module, None](), [model]
     while waiting:
         module = waiting.pop()

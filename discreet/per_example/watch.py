@@ -227,7 +227,7 @@ class Watch(TorchFunctionMode):
             return self.give(func(*args, **named), _layouts[key])
         result = self._called(func, types, args, named)
         if key is not None and isinstance(result, Tensor) and isinstance(tag := self.tag(result), Layout):
-            if len(_layouts) >= 4096:
+            if len(_layouts) >= 4096:  # shapes without end, such as those of texts
                 _layouts.clear()
             _layouts[key] = tag
         return result
