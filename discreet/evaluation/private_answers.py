@@ -22,9 +22,9 @@ from discreet.data.examples import SHAPES, Task
 from discreet.data.folder import FOLDER, SCALE
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.mechanism import expected_cohort
 from discreet.mechanisms.mechanism_table import own_noise
-from discreet.mechanisms.sums import AnswerRelease, AnswerSum, Replies, answer_round
+from discreet.mechanisms.round_state import RoundStart
+from discreet.mechanisms.sums import AnswerMechanism, AnswerRelease, Replies, rating_release
 from discreet.protocol.messages import TrainRequest, Work
 from discreet.queries.answers import Estimate, NoisedBlock, rising
 from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, both_kinds
@@ -32,6 +32,7 @@ from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of,
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
 from discreet.queries.statistic_answers import normaliser_from
 from discreet.server.plan import Plan
+from discreet.server.round import RunLedger, one_query
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunFolder, csv_text, replace_file, write_json
 from discreet.server.transport import ReplyStats, Transport
@@ -56,15 +57,20 @@ class EvaluationPlan:
     Attributes:
       config: when.
       query: what they are asked.
-      answers: how their answers are released.
-      event: what it costs if a cohort is asked for nothing else, as after the last round; None if each client noises
-        its own answer, and accounts it itself.
+      answers: how their answers are read.
+      mechanism: releases them if a cohort is asked for nothing else, as after the last round.
     """
 
     config: EvaluationConfig
     query: Query
     answers: AnswerRelease
-    event: DpEvent | None
+    mechanism: AnswerMechanism
+
+    @property
+    def event(self) -> DpEvent | None:
+        """The cost of asking a cohort for nothing else; None if each client noises its own answer, and accounts it
+        itself."""
+        return self.mechanism.event
 
     def is_due(self, number: int, *, last: bool) -> bool:
         """True if a cohort of its own rates the model after a round."""
@@ -129,31 +135,22 @@ class EvaluationPlan:
 def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
     """The release of the sum of all clients' answers of `length` numbers about their data."""
     population, noise = plan.run.user.population_size, plan.run.statistics.noise_multiplier
-    return AnswerRelease(length, float(population), noise, plan.run.noise, population)
+    event = plan.run.statistics.event
+    return AnswerRelease(length, float(population), noise, plan.run.noise, population, event=event)
 
 
 def answers_of(plan: Plan, query: Query) -> AnswerRelease:
     """The release of answers to a query: noised at the server, or by each client."""
-    run, user = plan.run, plan.run.user
-    return AnswerRelease(
-        query.length,
-        expected_cohort(run),
-        run.evaluation.noise_multiplier,
-        run.noise,
-        user.population_size,
-        user.probability,
-        own_noise(run, query.l1_norm),
-    )
+    return rating_release(plan.run, plan.sizes, own=own_noise(plan.run, query.l1_norm))
 
 
 def evaluation_plan(plan: Plan) -> EvaluationPlan | None:
     """The plan by which clients rate models; None if they do not."""
     if plan.query is None:
         return None
-    event = None
-    if plan.mechanism is not None:
-        event = plan.mechanism.event(plan.mechanism.noise_multiplier, trains=False, rates=True)
-    return EvaluationPlan(plan.run.evaluation, plan.query, answers_of(plan, plan.query), event)
+    mechanism = plan.mechanism.answers
+    assert mechanism is not None
+    return EvaluationPlan(plan.run.evaluation, plan.query, answers_of(plan, plan.query), mechanism)
 
 
 class RocPoint(NamedTuple):
@@ -271,7 +268,8 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
     # What is asked again draws anew: the same noise on two sums would give their difference away.
     source = run.source.child(name, ledger.spent(USER).num_releases)
     how = statistics_noise(run.plan, query.length)
-    return answer_round(answers, AnswerSum(how), event=event, source=source, charge=lambda _: ledger.charge([charged]))
+    before = RoundStart(BEFORE, torch.zeros(0), run.plan.first_clip_norm)
+    return one_query(before, how, answers, RunLedger(ledger), source)
 
 
 def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:

@@ -35,7 +35,6 @@ from discreet.flower.strategy_settings import (
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.mechanisms.central_gaussian import count_stddev
-from discreet.mechanisms.mechanism import expected_cohort
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.metrics import metric_blocks
@@ -300,7 +299,7 @@ def planned_app(
         return Plan(decided, asked, num_params=layout.num_params, query=query)
 
     found = plan(same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params)))
-    check_search(found.clip, count_stddev(found.run) or 0.0, expected_cohort(found.run))
+    check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator)
     folder = check_output(found.settings.output_dir, resume=asked.resume)
     resumed = _read_arrays(folder, layout) if asked.resume else None
     check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import least_noise, releases_of
-from discreet.mechanisms.mechanism_table import guarantees_of, masked_mechanism, server_mechanism
+from discreet.mechanisms.mechanism import PURE, least_noise, releases_of
+from discreet.mechanisms.mechanism_table import guarantees_of, server_mechanism
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
@@ -114,7 +114,7 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    user, masked = run.user, masked_mechanism(run) is not None
+    user, masked = run.user, run.masked
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
     _hold(user.groups >= policy.min_groups, f"{cyclic} has sampling.kind={user.sampling} and {user.groups}")
     plain = SECURE in policy.require and not masked
@@ -169,11 +169,12 @@ def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta:
     """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
     than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
-    mechanism = server_mechanism(run)
+    noised = run.with_noise(USER, noise_multiplier)
+    mechanism = server_mechanism(noised)
     assert mechanism is not None
 
     def epsilon(rounds: int) -> float:
-        return PrivacyLedger(releases_of(mechanism, noise_multiplier, rounds)).epsilon(delta, run.accountant)
+        return PrivacyLedger(releases_of(mechanism, noised, rounds)).epsilon(delta, run.accountant)
 
     budget = run.user.max_epsilon
     return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
@@ -187,11 +188,13 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> t
     distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
     `max_epsilon` names a budget at delta instead.
     """
-    held = [each for each in guarantees_of(run) if each.guarantee in guarantees]
-    budgets = [Budget(each.budget, run.delta, each.guarantee) for each in held if each.budget is not None]
-    for each in held:
-        if len(each.finite) > 1 and each.target is not None and each.terms.max_epsilon is None:
-            budgets.append(Budget(each.target, 0.0, each.guarantee))
+    largest = {name: run.largest_epsilon(name) for name in GUARANTEES if name in guarantees}
+    budgets = [Budget(epsilon, run.delta, name) for name, epsilon in largest.items() if epsilon is not None]
+    for each in guarantees_of(run):
+        name, target = each.guarantee, run.target_epsilon(each.guarantee)
+        pure = PURE in each.accountants and run.terms(name).max_epsilon is None
+        if name in guarantees and pure and target is not None:
+            budgets.append(Budget(target, 0.0, name))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

@@ -21,7 +21,6 @@ from discreet.data.examples import TaskShape
 from discreet.data.targets import LABELS, Target
 from discreet.evaluation.private_answers import RocPoint, ask, roc_points, statistics_noise, with_range
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.sums import AnswerSum, answer_round
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
@@ -36,6 +35,7 @@ from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.settings import Settings
 from tests.replay import replay
+from tests.rounds import query_of
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
 Client = tuple[Tensor, Tensor]
@@ -58,8 +58,7 @@ def mechanism(config: Settings, asked: Query) -> Callable[[Sequence[Client], Ran
         charged: list[object] = []
         # What a client sends is beyond the server's control: it is clipped there once more.
         parts = [TrainReply(1, torch.zeros(0), False, answer=asked.answer(*client).float()) for client in clients]
-        sums = answer_round(parts, AnswerSum(how), event=config.statistics.event, source=source, charge=charged.append)
-        return sums, charged
+        return query_of(how, parts, source, charged.append), charged
 
     return run
 
