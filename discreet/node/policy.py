@@ -19,7 +19,18 @@ from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES, SECURE, USER
-from discreet.settings.rules import Count, CountOrZero, Probability, Rule, require, rules, section, unknown
+from discreet.settings.rules import (
+    Count,
+    CountOrZero,
+    Probability,
+    Rule,
+    brief,
+    did_you_mean,
+    require,
+    rules,
+    section,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -67,6 +78,11 @@ class ClientPolicy:
 
 
 FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
+FILE = "policy"  # the key of a node that names a file with a policy
+# Other keys of a node, here because none of them is a misspelt one of a policy.
+OTHERS = {"data", "ledger", "name", "identity-key", "peers", "masking-state", "partition-id", "num-partitions"}
+OF_PRIVACY = {"epsilon", "eps", "delta", "noise", "privacy", "policy", "secure"}  # words of what is meant for a policy
+ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
@@ -76,7 +92,8 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
       Refused: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
     """
     try:
-        settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
+        _check_spelling(node_config)
+        settings = _policy_file(Path(str(node_config[FILE]))) if FILE in node_config else {}
         settings |= {key: node_config[key] for key in FIELDS if key in node_config}
         for key in settings.keys() - FIELDS.keys():
             raise ValueError(unknown(key, ClientPolicy))
@@ -85,12 +102,35 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
         raise Refused(f"the policy of this client can't be read: {error}") from error
 
 
+def words_of(policy: ClientPolicy) -> str:
+    """A policy in one line, for a node's log: what it asks for, or that it asks for nothing."""
+    nothing = ClientPolicy()
+    asked = {key: getattr(policy, name) for key, name in FIELDS.items()}
+    said = [
+        f"{key}={','.join(value) if isinstance(value, tuple) else format(value, 'g')}"
+        for key, value in asked.items()
+        if value != getattr(nothing, FIELDS[key])
+    ]
+    return f"this node's policy: {', '.join(said)}" if said else "this node has no policy: it does what a server asks"
+
+
+def _check_spelling(node_config: Mapping[str, object]) -> None:
+    """Raises ValueError for a key that is like one of a policy: left out in silence it would be no policy at all."""
+    for key in sorted(node_config.keys() - FIELDS.keys() - OTHERS - {FILE}):
+        written = key.lower().replace("_", "-")
+        meant = did_you_mean(written, (*FIELDS, FILE), cutoff=ALIKE)
+        if not meant and OF_PRIVACY.intersection(written.split("-")):
+            meant = f"; there are {', '.join(FIELDS)}"
+        if meant:
+            raise ValueError(f"unknown setting {brief(key)}{meant}")
+
+
 def _policy_file(path: Path) -> dict[str, object]:
     try:
         read = json.loads(path.read_text())
     except OSError as error:
         raise ValueError(f"the policy file can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the policy file is not JSON: {error}") from error
     if not isinstance(read, dict):
         raise ValueError("the policy file must hold one JSON object")

@@ -23,7 +23,15 @@ from discreet.accounting.events import noise_in
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Budget, Refused
 from discreet.node.nodes import node_client
-from discreet.node.policy import ClientPolicy, budgets_of, check_policy, least_noise, planned_user_epsilon, policy_from
+from discreet.node.policy import (
+    ClientPolicy,
+    budgets_of,
+    check_policy,
+    least_noise,
+    planned_user_epsilon,
+    policy_from,
+    words_of,
+)
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings, client_settings
 from tests.node.clients import OFF, config, request
@@ -68,6 +76,7 @@ BAD: dict[str, dict[str, object]] = {
 FILES = {
     "{": "is not JSON",
     "[1]": "must hold one JSON object",
+    "[" * 5000: "is not JSON",
     '{"max-epsilom": 4}': "unknown setting max-epsilom; did you mean max-epsilon?",
 }
 
@@ -82,6 +91,40 @@ def test_a_policy_that_is_not_understood_is_never_taken_for_none(tmp_path: Path)
         with pytest.raises(Refused) as error:
             policy_from(node | ({"policy": str(path)} if "policy" in node else {}))
         assert message in str(error.value)
+
+
+MISSPELT = {
+    "max-epsilom": "max-epsilon",
+    "min_noise_multiplier": "min-noise-multiplier",
+    "Max-Delta": "max-delta",
+    "required": "require",
+    "polciy": "policy",
+    "min_noise": None,
+    "epsilon-budget": None,
+}
+
+
+@pytest.mark.parametrize(("key", "meant"), MISSPELT.items())
+def test_a_misspelt_key_of_a_policy_is_refused_with_every_message(key: str, meant: str | None) -> None:
+    node = {"partition-id": 1, "num-partitions": 12, key: 5}
+    asked = request(config(*USER_ON, "data.name=digits", "data.num_clients=12"), clip_norm=1.0)
+    with pytest.raises(Refused) as refused:
+        node_client(asked, node)
+    said = f"did you mean {meant}?" if meant else "there are min-noise-multiplier, "
+    assert f"unknown setting {key}; {said}" in str(refused.value)
+
+
+def test_the_keys_of_an_owners_own_app_are_no_policy() -> None:
+    others = {"data": "", "ledger": "", "name": "", "peers": "", "masking-state": "", "identity-key": ""}
+    foreign = {"partition-id": 1, "num-partitions": 3, "dataset": "x", "region": "x", "learning-rate": 0.1, "gpu": 1}
+    assert policy_from({**others, **foreign}) == ClientPolicy()
+
+
+def test_a_policy_is_said_in_one_line_and_so_is_that_there_is_none() -> None:
+    policy = ClientPolicy(1.5, 4.0, 1e-5, ("user", "secure"))
+    said = "this node's policy: min-noise-multiplier=1.5, max-epsilon=4, max-delta=1e-05, require=user,secure"
+    assert words_of(policy) == said
+    assert words_of(ClientPolicy()) == "this node has no policy: it does what a server asks"
 
 
 @pytest.mark.parametrize(
