@@ -19,12 +19,14 @@ import gc
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -54,12 +56,14 @@ from discreet.privacy.randomness import secure_source
 
 SHARES = {"sums": 0.25, "steps": 0.75, "cohorts": 0.88, "noise": 0.9, "run": 1.0}  # of the time, by each section's end
 FILLED = 0.5  # of the device's memory, by the clipped sum as it was measured at smaller batches
-LARGEST_BATCH, SMALL_BATCH, PROBE = 4096, 16, 8
+LARGEST_BATCH, MODE_BATCH, SMALL_BATCH, PROBE = 4096, 128, 16, 8
+LONGEST_MS = 1000.0  # of a clipped sum
 TURNS = 5  # of each call that is timed
 OPACUS_MODES = ("hooks", "ghost", "ew")
 NOISE_VALUES = {"cpu": 2_000_000, "cuda": 20_000_000}
 RUN_WORDS = ("rounds=12", "seed=null", "data.name=digits", "privacy.user.target_epsilon=8")
 KILLED_AFTER = 4  # rounds
+FAILED = (*UNSERVED, AssertionError, TimeoutError)  # what a model that a library does not serve may raise
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,17 @@ class Bench:
     end: float
     seconds: float
 
-    def has_time(self, section: str) -> bool:
-        """True before the end of that section's share of the time."""
-        return time.monotonic() < self.end - (1 - SHARES[section]) * self.seconds
+    @contextmanager
+    def within(self, section: str) -> Iterator[None]:
+        """Within it TimeoutError is raised when that section's share of the time is over, and at most once."""
+        left = self.end - (1 - SHARES[section]) * self.seconds - time.monotonic()
+        before = signal.signal(signal.SIGALRM, _out_of_time)
+        signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def synchronise(self) -> None:
         """Waits for what the device still computes."""
@@ -118,18 +130,29 @@ def machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def sum_rows(bench: Bench) -> Iterator[Row]:
-    """The relative error of each model's clipped sum to the CPU's, with half of the norms clipped."""
-    for name, build in CASES.items():
-        if not bench.has_time("sums"):
-            yield {"model": name, "missing": "no time left"}
-            continue
+def _out_of_time(number: int, frame: object) -> None:
+    raise TimeoutError("the time of this section is over")
+
+
+def _rows_within(bench: Bench, section: str, cases: dict[str, Callable[[], Row]]) -> Iterator[Row]:
+    """A row for each case, with the reason where there is none."""
+    for name, measured in cases.items():
         try:
-            with _exact_products():
-                yield {"model": name, "error": _sum_error(build, bench.device)}
-        except UNSERVED as error:
+            with bench.within(section):
+                yield {"model": name} | measured()
+        except FAILED as error:
             yield {"model": name, "missing": _reason(error)}
         _free(bench)
+
+
+def sum_rows(bench: Bench) -> Iterator[Row]:
+    """The relative error of each model's clipped sum to the CPU's, with half of the norms clipped."""
+    with _exact_products():
+        yield from _rows_within(bench, "sums", {name: partial(_sum_row, CASES[name], bench) for name in CASES})
+
+
+def _sum_row(build: Callable[[], Case], bench: Bench) -> Row:
+    return {"error": _sum_error(build, bench.device)}
 
 
 def _sum_error(build: Callable[[], Case], device: torch.device) -> float:
@@ -154,15 +177,8 @@ def _exact_products() -> Iterator[None]:
 
 def step_rows(bench: Bench) -> Iterator[Row]:
     """The plain step, DPSGD's and Opacus' of each model, in examples a second."""
-    for name, make in device_cases(small=bench.small).items():
-        if not bench.has_time("steps"):
-            yield {"model": name, "missing": "no time left"}
-            continue
-        try:
-            yield {"model": name} | _steps(make, bench)
-        except UNSERVED as error:
-            yield {"model": name, "missing": _reason(error)}
-        _free(bench)
+    makers = device_cases(small=bench.small)
+    yield from _rows_within(bench, "steps", {name: partial(_steps, make, bench) for name, make in makers.items()})
 
 
 def _steps(make: Make, bench: Bench) -> Row:
@@ -180,23 +196,25 @@ def _steps(make: Make, bench: Bench) -> Row:
 def _own_steps(make: Make, count: int, bench: Bench) -> Row:
     """The plain step, the clipped sum, and the step of DPSGD."""
     case = _made(make, count, bench.device)
-    calls: dict[str, Call] = {"plain": _plain_step(case), "sum": lambda: clipped_sum(case, CLIP)}
-    calls["DPSGD"] = _drawn_step(private_step(_made(make, count, bench.device)))
-    return _timed(calls, count, bench)
+    plain, total = Step(_plain_step(case), tuple), Step(lambda: clipped_sum(case, CLIP), tuple)
+    row = _timed({"plain": plain, "sum": total}, count, bench)
+    return row | _timed({"DPSGD": private_step(_made(make, count, bench.device))}, count, bench)
 
 
-def _timed(calls: dict[str, Call], count: int, bench: Bench) -> Row:
+def _timed(steps: dict[str, Step], count: int, bench: Bench) -> Row:
+    """Times and memory of steps; a batch is drawn before each, and that is not timed."""
     row: Row = {}
-    for what, call in calls.items():
-        row[f"{what} ms"] = _milliseconds(call, bench)
+    for what, step in steps.items():
+        row[f"{what} ms"] = _milliseconds(step.take, bench, before=step.draw)
         row[f"{what} examples/s"] = 1e3 * count / row[f"{what} ms"]
-        row[f"{what} MB"] = _peak_bytes(call, bench) / 1e6
+        step.draw()
+        row[f"{what} MB"] = _peak_bytes(step.take, bench) / 1e6
     return row
 
 
 def _opacus_row(make: Make, count: int, bench: Bench) -> Row:
     """Opacus' fastest mode, at the largest batch of count, count / 2, ... that it can hold."""
-    mode, reason = _opacus_mode(make, bench)
+    mode, reason = _opacus_mode(make, min(count, MODE_BATCH), bench)
     if mode is None:
         return {"Opacus": f"none: {reason}"}
     while count:
@@ -209,18 +227,17 @@ def _opacus_row(make: Make, count: int, bench: Bench) -> Row:
 
 
 def _opacus_times(mode: str, make: Make, count: int, bench: Bench) -> Row:
-    step = opacus_step(mode, _made(make, count, bench.device))
-    return _timed({"Opacus": step.take}, count, bench)
+    return _timed({"Opacus": opacus_step(mode, _made(make, count, bench.device))}, count, bench)
 
 
-def _opacus_mode(make: Make, bench: Bench) -> tuple[str | None, str]:
-    """The mode that is fastest at a small batch, or None with the reason why none runs."""
+def _opacus_mode(make: Make, count: int, bench: Bench) -> tuple[str | None, str]:
+    """The mode that is fastest at such a batch, or None with the reason why none runs."""
     found, reason = [], ""
     for mode in OPACUS_MODES:
         try:
-            step = opacus_step(mode, _made(make, SMALL_BATCH, bench.device))
+            step = opacus_step(mode, _made(make, count, bench.device))
             found.append((_milliseconds(step.take, bench), mode))
-        except UNSERVED as error:
+        except FAILED as error:
             reason = reason or _reason(error)
         _free(bench)
     return (min(found)[1], "") if found else (None, reason)
@@ -239,41 +256,38 @@ def _plain_step(case: Case) -> Call:
     return step
 
 
-def _drawn_step(step: Step) -> Call:
-    """The step and the draw of its batch, which is not the whole of a loader's work: all rows are on the device."""
-
-    def take() -> None:
-        step.draw()
-        step.take()
-
-    return take
-
-
 def _filling_batch(make: Make, bench: Bench) -> int:
-    """The largest power of two at which the clipped sum should fill the share `FILLED` of the device."""
+    """The largest power of two at which the clipped sum should fill the share `FILLED` of the device, or take a second
+    at most."""
     if bench.small or bench.device.type != "cuda":
         return SMALL_BATCH
-    peaks = []
-    for count in (PROBE, 2 * PROBE):
-        case = _made(make, count, bench.device)
-        clipped_sum(case, 1.0)
-        peaks.append(_peak_bytes(lambda case=case: clipped_sum(case, 1.0), bench))  # type: ignore[misc]
-        del case
-        _free(bench)
-    each = max((peaks[1] - peaks[0]) / PROBE, 1.0)
-    room = FILLED * torch.cuda.mem_get_info(bench.device)[0] - peaks[0]
+    (peak, before), (twice, after) = (_probed(make, count, bench) for count in (PROBE, 2 * PROBE))
+    each = max((twice - peak) / PROBE, 1.0)
+    room = FILLED * torch.cuda.mem_get_info(bench.device)[0] - peak
+    slow = max((after - before) / PROBE, 1e-6)
     batch = PROBE
-    while 2 * batch <= LARGEST_BATCH and 2 * batch * each <= room:
+    while 2 * batch <= LARGEST_BATCH and 2 * batch * each <= room and 2 * batch * slow <= LONGEST_MS:
         batch *= 2
     return batch
 
 
-def _milliseconds(call: Call, bench: Bench) -> float:
-    """The median time of a call by the clock, after one to warm up."""
+def _probed(make: Make, count: int, bench: Bench) -> tuple[int, float]:
+    """The most bytes and the milliseconds of a clipped sum."""
+    case = _made(make, count, bench.device)
+    milliseconds = _milliseconds(lambda: clipped_sum(case, CLIP), bench)
+    peak = _peak_bytes(lambda: clipped_sum(case, CLIP), bench)
+    _free(bench)
+    return peak, milliseconds
+
+
+def _milliseconds(call: Call, bench: Bench, before: Call = tuple) -> float:
+    """The median time of a call by the clock, after one to warm up; what is called before each is not timed."""
+    before()
     call()
-    bench.synchronise()
     times = []
     for _ in range(TURNS):
+        before()
+        bench.synchronise()
         begin = time.perf_counter()
         call()
         bench.synchronise()
@@ -296,15 +310,8 @@ def _peak_bytes(call: Call, bench: Bench) -> int:
 def cohort_rows(bench: Bench) -> Iterator[Row]:
     """Clients a second, trained together and in a loop."""
     cohort = 20 if bench.small else 1000
-    for name in ("logistic_regression", "mlp", "cnn"):
-        if not bench.has_time("cohorts"):
-            yield {"model": name, "missing": "no time left"}
-            continue
-        try:
-            yield {"model": name} | _cohorts(name, cohort, bench)
-        except UNSERVED as error:
-            yield {"model": name, "missing": _reason(error)}
-        _free(bench)
+    models = ("logistic_regression", "mlp", "cnn")
+    yield from _rows_within(bench, "cohorts", {name: partial(_cohorts, name, cohort, bench) for name in models})
 
 
 def _cohorts(name: str, cohort: int, bench: Bench) -> Row:
