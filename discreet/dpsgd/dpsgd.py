@@ -184,7 +184,10 @@ class DPSGD:
             self._waiting = self._waiting or self._read()
             yield given(self._waiting.batch[0]), given(self._waiting.batch[1])
             if self._waiting is not None:
-                raise BatchError("the last batch was not stepped: each one takes its step, an empty one too")
+                raise BatchError(
+                    "the last batch was not stepped: each one takes its step, an empty one too. To accumulate "
+                    "gradients give LoopPrivacy(max_physical_batch=...)"
+                )
 
     def _read(self) -> Piece:
         reading, self._reading = self._reading, iter(())  # one that raises is not gone on with
@@ -209,13 +212,15 @@ class DPSGD:
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
           ValueError: the loss mixes examples, the forward changes the model, or the optimizer no longer holds exactly
-            the model's trainable parameters; nothing was charged.
+            the model's trainable parameters, or comes from steps that no account here knows; nothing was charged.
           BudgetSpent: the step would pass the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
         piece = self._drawn((inputs, targets))
         parameters = parameters_of(*modules_of(self._model))
         _check_optimizers(self._optimizers, parameters)  # groups may have been added, and parameters frozen, since
+        if not self.steps_taken and self._privacy.ledger is None:
+            _check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model):
             sums = self._clipped_sums(*piece.batch)
@@ -334,6 +339,16 @@ def _check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: flo
         raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
     if (noise is None) if target is None else isinstance(noise, int | float):
         raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
+
+
+def _check_fresh(optimizers: Sequence[Optimizer]) -> None:
+    """Raises ValueError if an optimizer has taken steps before the first step of a loop without a ledger."""
+    if any(optimizer.state for optimizer in optimizers):
+        raise ValueError(
+            "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would leave them out. To go on "
+            "with a loop load its DPSGD.state_dict(); to add loops up give LoopPrivacy(ledger=...); otherwise begin "
+            "with a new optimizer"
+        )
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]) -> None:
