@@ -196,7 +196,7 @@ def _steps(make: Make, bench: Bench) -> Row:
 def _own_steps(make: Make, count: int, bench: Bench) -> Row:
     """The plain step, the clipped sum, and the step of DPSGD."""
     case = _made(make, count, bench.device)
-    plain, total = Step(_plain_step(case), tuple), Step(lambda: clipped_sum(case, CLIP), tuple)
+    plain, total = Step(_plain_step(case), _nothing), Step(lambda: clipped_sum(case, CLIP), _nothing)
     row = _timed({"plain": plain, "sum": total}, count, bench)
     return row | _timed({"DPSGD": private_step(_made(make, count, bench.device))}, count, bench)
 
@@ -241,6 +241,10 @@ def _opacus_mode(make: Make, count: int, bench: Bench) -> tuple[str | None, str]
             reason = reason or _reason(error)
         _free(bench)
     return (min(found)[1], "") if found else (None, reason)
+
+
+def _nothing() -> None:
+    """Clears nothing."""
 
 
 def _plain_step(case: Case) -> Call:

@@ -170,7 +170,7 @@ def of_logits(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _negative_log(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.nll_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
+    return functional.nll_loss(outputs, targets, reduction="none").reshape(targets.size(0), -1).mean(1)
 
 
 def _cifar_convnet() -> nn.Module:
