@@ -111,7 +111,9 @@ def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -
     if len(shared):
         people = len(np.unique(tested[shared].astype(str)))
         problem = f"this {description.owner} has rows in {description.file} too, as {people} in all have"
-        raise RowError(int(shared[0]), f"{problem}: nobody in the public test set may be in the data that are protected")
+        raise RowError(
+            int(shared[0]), f"{problem}: nobody in the public test set may be in the data that are protected"
+        )
 
 
 @lru_cache(maxsize=4)
