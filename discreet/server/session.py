@@ -34,6 +34,7 @@ from discreet.models.transformer import save_adapter
 from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
+from discreet.server.constant_guess import constant_guess
 from discreet.server.noise_outlook import check_noise
 from discreet.server.plan import Plan, resolve_noise
 from discreet.server.population_account import PopulationAccount
@@ -125,7 +126,8 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
         sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
-        planned = partial(Plan, num_params=num_params, query=query, chance_loss=chance_loss(config.task, task))
+        facts = {"chance_loss": chance_loss(config.task, task), "constant": constant_guess(task, config.task)}
+        planned = partial(Plan, num_params=num_params, query=query, **facts)
         plan = planned(config, asked=settings)
         PopulationAccount.of(plan)
         check_noise(plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds))))
