@@ -90,7 +90,7 @@ def load_folder(path: str | None) -> Task:
             with _lines_of(test_path, description):
                 _refuse_shared(description, owners, tested)
     numbers = None if owners is None else torch.from_numpy(np.unique(owners, return_inverse=True)[1])
-    return Task(FOLDER, train, test, shape, numbers)
+    return Task(FOLDER, train, test, shape, numbers, description)
 
 
 def _test_of(folder: Path, description: DataDescription, shape: TaskShape) -> tuple[Examples, Array | None]:
