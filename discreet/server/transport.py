@@ -18,6 +18,8 @@ from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 
+MOST_SAID = 300  # characters of what a client said
+
 
 class MessagesTooLarge(OSError):
     """The messages of a round do not fit what the server takes: nobody was asked, nothing is charged."""
@@ -34,6 +36,11 @@ class Failure:
     client: int
     kind: str
     reason: str
+
+
+def readable(said: str) -> str:
+    """What a client said, for a log and a terminal: only what can be printed, and not much of it."""
+    return "".join(character for character in said[:MOST_SAID] if character.isprintable())
 
 
 Brought = TrainReply | PartialReply | UnopenedSum | Failure

@@ -184,7 +184,7 @@ def test_a_reply_that_can_not_be_unpacked_costs_one_reply() -> None:
     grid.spoil = spoil
     malformed, reply = ask(grid, [1, 2])
     assert isinstance(malformed, Failure)
-    assert malformed.reason.startswith("the reply can't be unpacked")
+    assert malformed.reason.startswith("the reply can't be decoded")
     assert isinstance(reply, TrainReply)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Message
 
+from discreet.deployment.certificates import make_node, make_peers
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Part, Stage, Terms, read_request
 from discreet.protocol.masked_messages import MASKING, read_masking
@@ -132,6 +134,20 @@ def test_a_run_whose_rounds_are_all_abandoned_ends_and_says_so(tmp_path: Path) -
     status = read_status(RunFolder(tmp_path / "run"))
     assert "takes 3" in (status.reason or "")
     assert charges(tmp_path / "run" / "ledger.db") == 0
+
+
+def test_one_node_with_another_list_of_peers_is_missing_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = nodes(tmp_path)
+    listed = json.loads(Path(str(grid.configs[1]["peers"])).read_text())
+    make_node(tmp_path / "others", "node-4")
+    another = json.loads(make_peers(tmp_path / "others").read_text())
+    (tmp_path / "another.json").write_text(json.dumps({**dict([*listed.items()][:3]), **another}))
+    grid.configs[1]["peers"] = str(tmp_path / "another.json")
+    federated(words_of(tmp_path / "run"), grid)
+    assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [3, 3]
+    assert "client 1 malformed: it has another list of peers than the other nodes" in caplog.text
 
 
 @pytest.mark.parametrize("stage", [Stage.SHARES, Stage.MASKED, Stage.CONFIRM, Stage.UNMASK])
