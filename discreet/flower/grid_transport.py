@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -44,6 +45,8 @@ logger = logging.getLogger("discreet")
 
 # What a SuperLink says of a node that it has lost, and of messages and replies that have passed their deadline.
 NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+# The head of what Flower writes of an exception in a ClientApp: its class, before its text.
+EXCEPTION = re.compile(r"<class '(?:[\w.]{0,200}\.)?(\w{1,60})'>:")
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
 PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
 MOST_BYTES_EACH, MORE_BYTES = 8, 2**20  # of a reply: for each value, as a float64, and for what is beside the values
@@ -304,6 +307,13 @@ def _failure(reply: Message) -> Failure | None:
     """The failure that a client reports; None if it has answered."""
     if not reply.has_error():
         return None
-    code, lines = reply.error.code, (reply.error.reason or "").strip().splitlines()
-    kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
-    return Failure(0, kind, readable(lines[-1]) if lines else "")
+    code, said = reply.error.code, reply.error.reason or ""
+    if code == REFUSED_CODE:
+        lines = said.strip().splitlines()
+        return Failure(0, "refused", readable(lines[-1]) if lines else "")
+    if code in NO_REPLY_CODES:
+        return Failure(0, "late", f"no reply came in time (code {code})")
+    # Flower sends the whole text of an exception, which may hold a value of the client's data: only its class is read.
+    found = EXCEPTION.match(said)
+    kind = "an error" if found is None else found[1]
+    return Failure(0, "error", f"{kind} (code {code}); the client's own log says why")
