@@ -45,10 +45,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
       >>> import discreet
       >>> app = ClientApp(mods=[discreet.secure_sum_mod])
     """
+    node = context.node_config
     if MASKING in message.content:
         work = partial(_read_work, message, context, call_next)
-        return answered(message, lambda: answer_masking(message.content, context.node_config, work=work))
-    return answered(message, _refuse)
+        return answered(message, lambda: answer_masking(message.content, node, work=work), node)
+    return answered(message, _refuse, node)
 
 
 def _refuse() -> RecordDict:

@@ -21,7 +21,7 @@ from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import ClientPolicy, budgets_of, check_policy
 from discreet.protocol.messages import TrainRequest
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
-from discreet.training.local_training import LocalSettings, counted_examples, settings_without_noise
+from discreet.training.local_training import LocalSettings, counted_examples, settings_without_noise, steps_of
 
 ANYTHING = ClientPolicy()
 NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
@@ -163,4 +163,7 @@ def _check(
     for name, delta in deltas.items() if noises.keys() - {USER} else ():
         if counted > 1 and delta >= 1 / counted:
             raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
+    steps = steps_of(num_examples, training) if request.work.trains else 0
+    if steps > policy.max_steps:
+        raise Refused(f"the policy of this client allows {policy.max_steps} local steps; this message asks for {steps}")
     check_policy(policy, run, noise_multipliers=noises)

@@ -30,6 +30,7 @@ from discreet.settings.rules import (
     rules,
     section,
     unknown,
+    within,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ REQUIRABLE = (*GUARANTEES, SECURE)
     "",
     **{name.replace("-", "_"): name for name in ("min-noise-multiplier", "max-epsilon", "max-delta")},
     **{name.replace("-", "_"): name for name in ("public-num-examples", "min-colluding", "min-summands", "min-groups")},
+    **{name.replace("-", "_"): name for name in ("max-steps", "max-seconds")},
 )
 class ClientPolicy:
     """The least privacy that a client's owner accepts.
@@ -61,6 +63,8 @@ class ClientPolicy:
       min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
       min_groups: how many groups of clients must take turns, at least; the node then trains in its own turn alone. 0:
         it trains whenever it is asked.
+      max_steps: the most local steps that one message may ask for.
+      max_seconds: the longest that the work of one message may take.
     """
 
     min_noise_multiplier: Annotated[float, Rule("a finite number of at least 0", lambda noise: noise >= 0)] = 0.0
@@ -71,6 +75,8 @@ class ClientPolicy:
     min_colluding: CountOrZero = 0
     min_summands: CountOrZero = 0
     min_groups: CountOrZero = 0
+    max_steps: Count = 1_000_000
+    max_seconds: Annotated[float, within(1, 1e8)] = 86_400.0
 
     def __post_init__(self) -> None:
         both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
