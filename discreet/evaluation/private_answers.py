@@ -216,7 +216,8 @@ def with_range(asked: StatisticsConfig, data: str, path: str | None) -> Statisti
     model reads them, unless it is given; without one if they declare none."""
     shape, declared = SHAPES.get(data), None
     if data == FOLDER and path is not None:
-        declared = SCALE if read_description(Path(path).expanduser().resolve()).low is not None else None
+        description = read_description(Path(path).expanduser().resolve())
+        declared = SCALE if description.low is not None or description.columns else None
     elif shape is not None and not shape.num_tokens:
         declared = shape.scale
     return asked if asked.low is not None or declared is None else replace(asked, low=declared[0], high=declared[1])

@@ -13,6 +13,7 @@ from discreet.flower.array_layout import layout_of, only_arrays
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
+from discreet.node.allowance import allowed_by
 from discreet.node.app import answered
 from discreet.node.client import Values, noised_vector
 from discreet.node.masked_work import MaskedWork
@@ -63,7 +64,7 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
         raise MalformedMessage("the message holds no train request of this version of Discreet")
     items: dict[str, object] = dict(asked)
     frozen = items.pop(FROZEN, None)
-    request = request_of(items)
+    request = request_of(items, allowed=allowed_by(context.node_config))
     arrays = only_arrays(content, "the message")
     layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
     params, data_owner = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from discreet.accounting.events import RDP
+from discreet.accounting.events import RDP, noise_in
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.client_noise import LocalPrivacy
@@ -136,6 +136,11 @@ def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Ad
     return Admitted(training, local, tuple(charges), budgets, step=step)
 
 
+def _noise_of(one: ClientRound) -> float:
+    """The least noise of what is noised for a client: as it is declared, and by each event that it is charged."""
+    return min([one.noise_multiplier, *(noise_in(event) for event, _ in one.events)])
+
+
 def _check(
     request: TrainRequest,
     training: LocalSettings,
@@ -145,7 +150,8 @@ def _check(
     policy: ClientPolicy,
 ) -> None:
     """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
-    run, noises = request.run, {name: one.noise_multiplier for name, one in each.items()}
+    run = request.run
+    noises = {name: _noise_of(one) for name, one in each.items()}
     counted = counted_examples(num_examples, training)
     if own_noise(run) is not None:
         noises = {name: min(noise, run.evaluation.noise_multiplier) for name, noise in noises.items()}

@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
+from discreet.node.allowance import allowed_by
 from discreet.node.secure_aggregation import answer_masking
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import (
@@ -66,7 +67,7 @@ class DPClient(NumPyClient):
         # Here, not above: most messages of a masked sum need neither a model nor data, and each has its own process.
         from discreet.node.nodes import client_of
 
-        request = request_of(config)
+        request = request_of(config, allowed=allowed_by(self.node_config))
         _log_of_node(request.virtual is not None)
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
         reply = client_of(request, self.node_config, self.node_id).answer(request, params)

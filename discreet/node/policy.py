@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import least_noise, releases_of
+from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.mechanism_table import guarantees_of, masked_mechanism, server_mechanism
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
@@ -36,7 +37,7 @@ class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
     Attributes:
-      min_noise_multiplier: of every guarantee that is on.
+      min_noise_multiplier: of every guarantee that is on, in each of its releases: the noise over what a release moves.
       max_epsilon: at `max_delta`, of all that the client accounts itself (example, local, masked sums), over all runs
         and guarantees together: each of them is about the same examples. At user level in the clear it is held to what
         each run plans. If this or `min_noise_multiplier` is given, at least one guarantee must be on.
@@ -126,14 +127,40 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
     _hold(bool(noise_multipliers) or not asks, "asks for noise or a largest epsilon, and no guarantee is on")
     for name, noise in noise_multipliers.items():
-        found = least_noise(run, noise) if name == USER else noise
+        found = least_noise(run, noise) if name == USER and policy.min_noise_multiplier else noise
         least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
-        _hold(found >= policy.min_noise_multiplier, f"{least}; the {name}-level one is {found:g}")
+        enough = found >= policy.min_noise_multiplier * (1 - ROUNDING)
+        _hold(enough, f"{least}; the {name}-level one is {found:g}")
     _hold(run.delta <= policy.max_delta, f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
         planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
         allowed = f"allows epsilon up to {policy.max_epsilon:g}; the run plans a user-level"
         _hold(planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}")
+
+
+def least_noise(run: ClientSettings, noise: float) -> float:
+    """The noise multiplier of the one release of a run, of those that the server is charged for, that has the least.
+
+    It is that of the release's event, so that a round whose noise is correlated counts with all that the round gives
+    away. The noise of masked sums is here what is declared: `check_own_count` holds what there is.
+
+    Raises:
+      Refused: an event that has no such number.
+    """
+    mechanism = server_mechanism(run)
+    assert mechanism is not None
+    joined, alone = run.evaluation.ratings(run.rounds)
+    try:
+        noises = [noise if mechanism.masked else noise_in(mechanism.event(noise))]
+        if joined:
+            noises.append(noise_in(mechanism.event(noise, rates=True)))
+        if alone:
+            noises.append(noise_in(mechanism.event(noise, trains=False, rates=True)))
+        if run.asks_of_data:
+            noises.append(noise_in(run.statistics.event))
+    except ValueError as error:
+        raise Refused(f"the policy of this client can't be held to the run: {error}") from error
+    return min(noises)
 
 
 def _hold(holds: bool, said: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -39,6 +39,7 @@ Items = dict[str, int | str]
 Record = TypeVar("Record")
 
 
+OUTSIDE = ":"  # in the name of what is not Discreet's own: `package.module:function`, `hf:folder`
 REFUSED_CODE = 451  # Error.code of a client whose policy or budget forbids the work
 EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
 
@@ -141,8 +142,26 @@ def request_items(request: TrainRequest) -> Items:
     return {"version": VERSION, REQUEST: write_json(request)}
 
 
-def request_of(items: Mapping[str, object]) -> TrainRequest:
+Allowed = Callable[[TrainRequest], None]
+
+
+def no_outside_name(request: TrainRequest) -> None:
+    """Raises MalformedMessage if a request names code or a folder outside Discreet."""
+    model, mechanism = request.run.model.name, request.run.user.mechanism
+    if OUTSIDE in model or mechanism is not None:
+        raise MalformedMessage("the train request names code or a folder, and this reader allows none")
+
+
+def unresolved(request: TrainRequest) -> None:
+    """The `allowed` of a reader that makes nothing of the names in a request."""
+
+
+def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_name) -> TrainRequest:
     """Reads what `request_items` wrote.
+
+    Args:
+      allowed: raises if the reader's owner does not allow the code and the folders that the request names. No other
+        function makes a request of a message, so no name is resolved before it was asked.
 
     Raises:
       MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type or out of range.
@@ -155,7 +174,9 @@ def request_of(items: Mapping[str, object]) -> TrainRequest:
         )
     if unknown := items.keys() - {"version", REQUEST}:
         raise MalformedMessage(f"the train request holds {', '.join(sorted(unknown))}, which this client does not know")
-    return read_canonical(TrainRequest, items.get(REQUEST), "the train request")
+    request = read_canonical(TrainRequest, items.get(REQUEST), "the train request")
+    allowed(request)
+    return request
 
 
 def read_canonical(kind: type[Record], text: object, what: str) -> Record:
@@ -191,14 +212,14 @@ def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
     return record, params
 
 
-def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
-    """`read_content`, read: the parameters as float32.
+def decode_request(content: RecordDict, *, allowed: Allowed = no_outside_name) -> tuple[TrainRequest, Tensor]:
+    """`read_content`, read: the parameters as float32. `allowed`: as of `request_of`.
 
     Raises:
       MalformedMessage: as `read_content` and `request_of`.
     """
     record, params = read_content(content)
-    return request_of(record), torch.from_numpy(np.array(params, dtype=np.float32))
+    return request_of(record, allowed=allowed), torch.from_numpy(np.array(params, dtype=np.float32))
 
 
 def reply_numbers(reply: TrainReply) -> dict[str, int | float]:

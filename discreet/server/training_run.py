@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,10 +19,12 @@ from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, TrainRequest, Work
 from discreet.queries.query import RATE, TRAIN_AND_RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
+from discreet.server.constant_guess import FILE as CONSTANT
+from discreet.server.constant_guess import last_warning
 from discreet.server.progress import Progress
 from discreet.server.round import RoundSettings, cohort_sampling, dp_fedavg_round, round_settings
 from discreet.server.run_context import RunContext
-from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write_status
+from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write_json, write_status
 from discreet.server.state import Outcome, State
 from discreet.server.transport import (
     Brought,
@@ -89,6 +91,9 @@ class TrainingRun:
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(state, best=True)
         write_status(self.folder, self.status)
+        if self.plan.constant is not None:
+            write_json(self.folder.path / CONSTANT, asdict(self.plan.constant))
+            logger.info("%s", self.plan.constant)
         logger.info("%d rounds, expected cohort %g", rounds, self.settings.expected_cohort)
         if self.evaluation:
             self.evaluation.announce()
@@ -97,6 +102,8 @@ class TrainingRun:
             self.progress = Progress(progress, rounds)
         with nullcontext() if self.progress is None else self.progress.shown(state.round):
             outcome = self._run_rounds(state)
+        if note := last_warning(self.plan.constant, self.rows):
+            logger.warning("%s", note)
         return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
 
     def _look_at_account(self, state: State) -> None:
