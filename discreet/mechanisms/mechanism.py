@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 
@@ -237,11 +236,3 @@ def releases_of(mechanism: Mechanism, run: ClientSettings, rounds: int) -> tuple
     if alone and mechanism.answers is not None:
         releases[mechanism.answers.event] += alone
     return tuple((event, count) for event, count in releases.items() if event is not None)
-
-
-def least_noise(run: ClientSettings, noise: float) -> float:
-    """The noise multiplier of the release with the least noise at user level, if that of a round is `noise`."""
-    ratings, rated = run.evaluation, run.evaluation.noise_multiplier
-    if ratings.private:
-        noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
-    return min(noise, run.statistics.noise_multiplier) if run.asks_of_data else noise

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from discreet.evaluation.private_answers import evaluation_plan
@@ -20,12 +20,14 @@ from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
 from discreet.server.asked_clients import AskedClients
+from discreet.server.constant_guess import FILE as CONSTANT
+from discreet.server.constant_guess import last_warning
 from discreet.server.progress import Progress
 from discreet.server.round import RunLedger, one_query, one_round, stepped
 from discreet.server.run_context import RunContext
-from discreet.server.run_folder import RunStatus, read_status, write_status
+from discreet.server.run_folder import RunStatus, read_status, write_json, write_status
 from discreet.server.state import Outcome, State
-from discreet.server.transport import ReplyStats, RoundAbandoned, Transport, check_exchange
+from discreet.server.transport import NobodyAnswers, ReplyStats, RoundAbandoned, Silence, Transport, check_exchange
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class TrainingRun:
         finite = (finite_epsilons(each, self.plan.run) for each in self.plan.mechanisms.values())
         self.clients = AskedClients(transport, tuple(name for names in finite for name in names))
         self.warned: set[str] = set()
+        self.silent_rounds, self.silent_ratings = Silence("rounds"), Silence("ratings")
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
         self.best = max(map(_rank, self.rows), default=UNRANKED)
         rounds = self.plan.run.rounds
@@ -77,6 +80,9 @@ class TrainingRun:
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(state, best=True)
         write_status(self.folder, self.status)
+        if self.plan.constant is not None:
+            write_json(self.folder.path / CONSTANT, asdict(self.plan.constant))
+            logger.info("%s", self.plan.constant)
         logger.info("%d rounds, expected cohort %g", rounds, self.plan.denominator)
         if self.evaluation:
             self.evaluation.announce()
@@ -86,6 +92,8 @@ class TrainingRun:
         shown = self.clients.progress
         with nullcontext() if shown is None else shown.shown(state.round):
             outcome = self._run_rounds(state)
+        if note := last_warning(self.plan.constant, self.rows):
+            logger.warning("%s", note)
         return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
 
     def _look_at_account(self, state: State) -> None:
@@ -120,16 +128,28 @@ class TrainingRun:
                 lacking.miss(loss.failures)
                 lacking.log_failures()
                 if attempts == MOST_ABANDONED:
-                    return Outcome(state, f"round {number} was abandoned {MOST_ABANDONED} times: {loss}")
+                    raise NobodyAnswers(f"round {number} was abandoned {MOST_ABANDONED} times: {loss}") from loss
                 continue
-            attempts, state = 0, self._rate_if_due(state, is_last=False)
             # A client that refused once stays out: a spent budget or a policy does not change.
             if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
-                return Outcome(state, f"every client refuses; the last one: {stats.reasons[-1]}")
+                return self._all_refused(state, stats.reasons[-1])
+            self._note(self.silent_rounds, stats, asked=self.clients.cohort)
+            attempts, state = 0, self._rate_if_due(state, is_last=False)
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(state, f"{lost}; the model is {kept}", best)
+
+    def _all_refused(self, state: State, last: str) -> Outcome:
+        """The end of a run whose clients have all refused: the usual one once their budgets are spent.
+
+        Raises:
+          NobodyAnswers: none has ever trained.
+        """
+        reason = f"every client refuses; the last one: {last}"
+        if not any(row["replies"] for row in self.rows):
+            raise NobodyAnswers(reason)
+        return Outcome(state, reason)
 
     def _next_round(self, before: State) -> tuple[State, ReplyStats]:
         """Does the round after `before`; writes ledger, metrics, checkpoint, in that order."""
@@ -140,12 +160,14 @@ class TrainingRun:
             state, released = one_round(before, self.plan, self.clients, self.charges, source)
         else:
             self.clients.draw(self.plan.sampling, before.round + 1, source)
+            stats.accepted = released.replies
             state = stepped(before, self.plan, released)
         for name, each in self.plan.mechanisms.items():
             if SERVER in each.charged_at:  # each client accounts it too: the event is the same for all of them
                 stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
         if self.evaluation and released.answers:
-            self.evaluation.write(self.folder, before.round, released.answers, also=self.on_round)
+            count = released.replies, self.clients.cohort
+            self.evaluation.write(self.folder, before.round, released.answers, answered=count, also=self.on_round)
         after = stats.added_to(state)
         asked = {"cohort": self.clients.cohort, "replies": released.replies}
         facts = {"clip_norm": before.clip_norm, "fraction_below": released.fraction_below, **asked}
@@ -188,8 +210,16 @@ class TrainingRun:
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
-        plan.write(self.folder, last.round, sums, also=self.on_round, spent=self._epsilons(rated))
+        count, spent = (stats.accepted, len(cohort)), self._epsilons(rated)
+        plan.write(self.folder, last.round, sums, answered=count, also=self.on_round, spent=spent)
+        if last.round < self.plan.run.rounds:
+            self._note(self.silent_ratings, stats, asked=len(cohort))
         return rated
+
+    def _note(self, silence: Silence, stats: ReplyStats, *, asked: int) -> None:
+        """Counts a round or a rating in which nobody replies. A client whose own budget is spent is no fault of a run,
+        unless the server's ledger alone pays."""
+        silence.note(stats, asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"])
 
     def _source(self, number: int) -> RandomSource:
         return self.context.source.child("round", number)

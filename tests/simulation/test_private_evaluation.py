@@ -54,7 +54,7 @@ def test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent(tmp_pa
     folder, _ = run(tmp_path / "run")
     config = folder.read_config()
     spent = folder.ledger(Plan(config)).spent(USER)
-    planned = releases_of(Plan(config).mechanism, 1.0, 3)
+    planned = releases_of(Plan(config).mechanism, Plan(config).run, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3) == pytest.approx(epsilon_spent(planned, delta=1e-3), rel=1e-9)
     assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(spent.epsilon(1e-3), rel=1e-9)
@@ -95,7 +95,8 @@ def test_a_crash_between_charge_and_rating_is_charged_and_the_rating_is_repeated
 
 
 def test_a_rating_that_would_pass_the_budget_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    budget = epsilon_spent(releases_of(Plan(config()).mechanism, 1.0, 3)[:2], delta=1e-3)
+    plan = Plan(config())
+    budget = epsilon_spent(releases_of(plan.mechanism, plan.run, 3)[:2], delta=1e-3)
     with caplog.at_level("WARNING", "discreet"):
         folder, _ = run(tmp_path / "run", f"privacy.user.max_epsilon={budget + 1e-9}")
     assert any("the model after round 3 is not rated" in record.message for record in caplog.records)
