@@ -127,7 +127,7 @@ BY_TEST = {
     "mechanisms/test_answer_sum.py::test_the_ledger_is_charged_before_anything_is_noised": Fault(
         "a rating is noised before it is charged", "server.round:one_query", _noised_first
     ),
-    "evaluation/test_private_answers.py::test_what_is_asked_again_is_noised_anew": Fault(
+    "server/test_private_answers.py::test_what_is_asked_again_is_noised_anew": Fault(
         "statistics that are asked again draw the same noise",
         "accounting.privacy_ledger:PrivacyLedger.num_releases",
         lambda _: property(lambda self: 0),

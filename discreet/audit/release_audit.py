@@ -26,7 +26,8 @@ from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised, event_of
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
-from discreet.evaluation.private_answers import evaluation_plan, statistics_noise
+from discreet.server.data_questions import statistics_noise
+from discreet.server.model_ratings import rating_plan
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.mechanisms.round_state import RoundStart
@@ -133,7 +134,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
       ConfigError: there is no noise at user level, the answers of clients that answer nothing are to be audited, or
         there are fewer than two releases.
     """
-    rated, own = evaluation_plan(plan), plan.run.evaluation.cohort == "own"
+    rated, own = rating_plan(plan), plan.run.evaluation.cohort == "own"
     if of_answers and rated is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
     if of_answers and not plan.charges_server:

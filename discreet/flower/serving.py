@@ -21,7 +21,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 from torch import Tensor
 
-from discreet.evaluation.private_answers import answers_by, answers_of, written_statistics
+from discreet.server.data_questions import answers_by, written_statistics
+from discreet.server.model_ratings import answers_of
 from discreet.flower.grid_transport import GridTransport, Messages, RoundMessages
 from discreet.flower.masked_transport import members_of, transport_of
 from discreet.ledger.durable_ledger import LedgerError

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from discreet.evaluation.private_answers import evaluation_plan
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism import REPORTED, SERVER, finite_epsilons
@@ -22,6 +21,7 @@ from discreet.queries.scores import SCORES, EvaluationResult, main_score
 from discreet.server.asked_clients import AskedClients
 from discreet.server.constant_guess import FILE as CONSTANT
 from discreet.server.constant_guess import last_warning
+from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
 from discreet.server.round import RunLedger, one_query, one_round, stepped
 from discreet.server.run_context import RunContext
@@ -58,7 +58,7 @@ class TrainingRun:
     ) -> None:
         self.context, self.plan, self.folder, self.ledger = context, context.plan, context.folder, context.ledger
         self.charges = RunLedger.of(self.ledger)
-        self.evaluation = evaluation_plan(self.plan)
+        self.evaluation = rating_plan(self.plan)
         check_exchange(transport, masked=self.plan.run.masked)
         self.evaluate, self.on_round = evaluate, on_round or (lambda _: None)
         self.budgets = {name: self.plan.budget(name) for name in (USER, EXAMPLE)}
@@ -167,7 +167,7 @@ class TrainingRun:
                 stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
         if self.evaluation and released.answers:
             count = released.replies, self.clients.cohort
-            self.evaluation.write(self.folder, before.round, released.answers, answered=count, also=self.on_round)
+            self.on_round(self.evaluation.write(self.folder, before.round, released.answers, answered=count))
         after = stats.added_to(state)
         asked = {"cohort": self.clients.cohort, "replies": released.replies}
         facts = {"clip_norm": before.clip_norm, "fraction_below": released.fraction_below, **asked}
@@ -211,7 +211,7 @@ class TrainingRun:
         if plan.event is None:
             self.folder.save_checkpoint(rated)
         count, spent = (stats.accepted, len(cohort)), self._epsilons(rated)
-        plan.write(self.folder, last.round, sums, answered=count, also=self.on_round, spent=spent)
+        self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
         if last.round < self.plan.run.rounds:
             self._note(self.silent_ratings, stats, asked=len(cohort))
         return rated

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, Numbers, client_examples_of
-from discreet.evaluation.private_answers import answers_of
+from discreet.server.model_ratings import answers_of
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import RoundStart

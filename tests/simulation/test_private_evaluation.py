@@ -18,7 +18,6 @@ from discreet.accounting.accounting import epsilon_spent, pure_epsilon
 from discreet.data.datasets import load_task
 from discreet.data.examples import TaskShape
 from discreet.data.partition import client_examples_of, held_out_rows
-from discreet.evaluation.private_answers import EvaluationPlan
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import releases_of
@@ -28,6 +27,7 @@ from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
+from discreet.server.model_ratings import RatingPlan
 from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
@@ -199,7 +199,7 @@ def test_a_crash_before_a_rating_is_written_does_not_forget_what_it_cost(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(EvaluationPlan, "write", crash)
+        patched.setattr(RatingPlan, "write", crash)
         with pytest.raises(KeyboardInterrupt):
             run_own(tmp_path / "run")
     folder = RunFolder(tmp_path / "run")

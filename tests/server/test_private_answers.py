@@ -19,7 +19,6 @@ from torch import Tensor
 from discreet.data.datasets import load_task
 from discreet.data.examples import TaskShape
 from discreet.data.targets import LABELS, Target
-from discreet.evaluation.private_answers import RocPoint, ask, roc_points, statistics_noise, with_range
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
@@ -27,7 +26,9 @@ from discreet.protocol.messages import TrainReply
 from discreet.queries.answers import Block
 from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, metric_blocks
 from discreet.queries.query import Query, Sums, shape_of_data
+from discreet.queries.roc import RocPoint, roc_points
 from discreet.queries.statistic_answers import statistic_blocks
+from discreet.server.data_questions import ask, statistics_noise, with_range
 from discreet.server.plan import planned, resolve_noise
 from discreet.server.run_context import RunContext
 from discreet.server.session import resolve
