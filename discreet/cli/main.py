@@ -19,6 +19,7 @@ ANYWHERE = {
     "report": "a table of runs, and a page with pictures of them",
     "ledger": "what a run or a node has spent, and whether its ledger is whole",
     "predict": "predictions with the model of a run",
+    "export": "a run's model as a folder that PyTorch and scikit-learn load alone",
     "status": "how a run stands, while it goes on or afterwards",
     "data": "a table of your own: proposes its description, checks it, splits it by owner",
     "new": "makes a project to start from: model, data, settings, tests",
@@ -34,7 +35,16 @@ IN_A_PROJECT = {
 VERBS = ANYWHERE | IN_A_PROJECT
 FILES = {"data": "own_table"}  # of verbs whose file has another name, as no two files share one
 OF_SETTINGS = ("run", "simulate", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
-LOADS = ("simulate", "tune", "audit", "statistics", "predict", "report", "benchmark")  # PyTorch, for some seconds
+LOADS = (
+    "export",
+    "simulate",
+    "tune",
+    "audit",
+    "statistics",
+    "predict",
+    "report",
+    "benchmark",
+)  # PyTorch, for some seconds
 SAY_VALUES = ("calibrate", "data", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet

@@ -14,6 +14,7 @@ import platform
 import resource
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ NO_NEW_PRIVILEGES, SECCOMP, DUMPABLE, DROP_BOUNDING = 38, 22, 4, 24
 SUBREAPER = 36
 CAPABILITIES = 64
 MEMORY = 1 << 20
-WRITABLE = ("/tmp", "/dev/shm", "/data")
+BIND = 0x1000
+WRITABLE, SHARED_MEMORY = "/tmp", "/dev/shm"
 LANDLOCK_NEEDS = 6  # the version of Landlock that keeps signals and abstract sockets in
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -73,8 +75,10 @@ def enclose_in_spaces(limits: BlockLimits) -> None:
     """In the first process of new spaces: files in memory alone, processes of its own alone, no capability."""
     mount("none", "/", None, RECURSIVE | PRIVATE)
     size = f"size={limits.disk_mb}m,mode=0700"
-    for target in WRITABLE:
-        mount("tmpfs", target, "tmpfs", NOSUID | NODEV, size)
+    mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, size)
+    memory = Path(WRITABLE, "shm")
+    memory.mkdir()
+    mount(str(memory), SHARED_MEMORY, None, BIND)
     mount("tmpfs", "/dev/pts", "tmpfs", NOSUID | NODEV | READ_ONLY)
     mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
     call("sethostname", b"block", 5)
@@ -85,9 +89,9 @@ def enclose_in_spaces(limits: BlockLimits) -> None:
 
 def enclose_by_landlock(limits: BlockLimits, readable: Sequence[str], scratch: str) -> None:
     """Without namespaces: what is in `readable` can be read, `scratch` can be written, and nothing else opened."""
+    _limit(limits, limits.processes + _tasks_of_this_user())
     _restrict(readable, scratch)
     call("prctl", DUMPABLE, 0, 0, 0, 0)
-    _limit(limits, limits.processes + _tasks_of_this_user())
     filter_calls((*DENIED, *DENIED_WITHOUT_SPACES), sockets=(), feigned=FEIGNED_WITHOUT_SPACES)
 
 
@@ -120,8 +124,9 @@ def _limit(limits: BlockLimits, processes: int) -> None:
 def _tasks_of_this_user() -> int:
     user, count = os.getuid(), 0
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and entry.stat().st_uid == user:
-            count += len(os.listdir(f"/proc/{entry.name}/task"))
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has ended in the meantime
+                count += len(os.listdir(f"/proc/{entry.name}/task")) * (entry.stat().st_uid == user)
     return count
 
 
@@ -155,7 +160,8 @@ def _restrict(readable: Sequence[str], scratch: str) -> None:
     call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     attributes = struct.pack("QQQ", _ALL_RIGHTS, _TCP, _SCOPED)
     ruleset = call("syscall", ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(24), 0)
-    rules = [(path, _READ) for path in readable] + [(scratch, _ALL_RIGHTS), ("/dev/null", _ALL_RIGHTS)]
+    rules = [(path, _READ) for path in (*readable, "/dev/urandom")]
+    rules += [(path, _ALL_RIGHTS) for path in (scratch, "/dev/null")]
     for path, rights in rules:
         folder = os.open(path, os.O_PATH)
         allowed = rights if os.path.isdir(path) else rights & _OF_FILES

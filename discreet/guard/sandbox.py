@@ -186,14 +186,14 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
     python = [sys.executable, "-m", "discreet.guard.zygote", str(control)]
     readable = readable_places()
     if policy.enclosure == LANDLOCK:
-        return [*python, *readable, "/dev/urandom"]
+        return [*python, *readable]
     binds = [word for path in readable for word in ("--ro-bind", path, path)]
     settings = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
     environment = [word for name, value in settings.items() for word in ("--setenv", name, value)]
     return [
         *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--uid", "1000", "--gid", "1000", "--clearenv", *environment),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/data", *binds),
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--", *python, SPACES),
     ]
 

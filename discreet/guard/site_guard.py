@@ -105,7 +105,8 @@ class SiteGuard:
         """
         check_app(self.policy, app.digest)
         work = self._work(message, context)
-        number = int(message.metadata.group_id or 0)
+        group = message.metadata.group_id
+        number = int(group) if group.isdecimal() else 0
         self._charge(number, work.release.terms)
         summed = self._run(message, context, app, work=work)
         mean = work.release.mean(summed, secure_source())

@@ -41,7 +41,7 @@ LOADED = (
 )
 SPACES = "spaces"  # in place of the folders that Landlock lets blocks read
 WATCH_SECONDS = 0.1
-DATA = "/data"
+DATA = "/tmp/data"
 FAILED, ENDED = b"\0", b"\1"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -66,6 +66,7 @@ def load() -> None:
     import torch
 
     torch.set_num_threads(1)
+    torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).sum()  # looks at the processor now
     for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
         del sys.modules[name]
 
@@ -166,7 +167,7 @@ def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None) 
         while (left := ends - time.monotonic()) > 0:
             if select.select([watched], [], [], min(left, WATCH_SECONDS))[0]:
                 return
-            if _resident_mb() > limits.memory_mb:
+            if _resident_mb(scratch) > limits.memory_mb:
                 return
             if scratch is not None and _disk_mb(scratch) > limits.disk_mb:
                 return
@@ -174,10 +175,12 @@ def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None) 
         os.close(watched)
 
 
-def _resident_mb() -> float:
-    """The memory of all processes below this one that is not of a file, in megabytes."""
+def _resident_mb(scratch: Path | None) -> float:
+    """The memory of all processes of the block that is not of a file, in megabytes. In spaces of its own they are all
+    that /proc shows."""
+    own = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     pages = 0
-    for pid in below(os.getpid()):
+    for pid in own if scratch is None else below(os.getpid()):
         with suppress(OSError, ValueError):
             _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
             pages += int(resident) - int(shared)

@@ -44,6 +44,8 @@ from discreet.server.run_context import RunContext, close_run, open_run, say_how
 from discreet.server.run_folder import RunFolder
 from discreet.server.run_folder import write_json as write_facts
 from discreet.server.state import Outcome, State
+from discreet.server.test_set_results import FILE as TEST_SET
+from discreet.server.test_set_results import test_set_results
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.data import DataConfig
@@ -188,8 +190,10 @@ def finish(session: Session, outcome: Outcome) -> None:
         "target": json.dumps(asdict(shape.target)),
         "normaliser": json.dumps(asdict(plan.run.normaliser)),
     }
+    load_parameters(session.model, outcome.model.params)
+    if (results := test_set_results(session.model, session.task)) is not None:
+        write_facts(folder / TEST_SET, results)
     if plan.settings.model.lora.kind != "none":
-        load_parameters(session.model, outcome.model.params)
         save_adapter(session.model, folder)
     tensors = named_parameters_of(session.model, outcome.model.params)
     facts = model_facts(plan.settings, shape, tensors, session.task.description)

@@ -15,6 +15,7 @@ from discreet.masking.wire import Part, Stage, Terms, read_request
 from discreet.protocol.masked_messages import MASKING, read_masking
 from discreet.protocol.simulated import FOLDER
 from discreet.server.run_folder import RunFolder, read_status
+from discreet.server.transport import NobodyAnswers
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.flower.masked_grid import Lost, Nodes, ServerKilled, federated, nodes, stages_of, virtual, words_of
@@ -130,9 +131,9 @@ def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
 def test_a_run_whose_rounds_are_all_abandoned_ends_and_says_so(tmp_path: Path) -> None:
     grid = nodes(tmp_path)
     grid.lost = lambda client, message: client < 3 and Stage.MASKED in stages_of(message)
-    federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
-    status = read_status(RunFolder(tmp_path / "run"))
-    assert "takes 3" in (status.reason or "")
+    with pytest.raises(NobodyAnswers, match=r"^round 1 was abandoned 3 times: .* it takes 3$"):
+        federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
+    assert read_status(RunFolder(tmp_path / "run")).state == "interrupted"
     assert charges(tmp_path / "run" / "ledger.db") == 0
 
 

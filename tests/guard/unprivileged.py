@@ -46,7 +46,7 @@ def as_nobody(command: Sequence[str], *, read_only: bool = False) -> list[str]:
             if read_only:
                 script.append(f'mount -o remount,bind,ro "{path}"')
         if read_only:
-            script.append("for p in /usr; do mount --bind $p $p; mount -o remount,bind,ro $p; done")
+            script.append("for p in /usr /etc; do mount --bind $p $p; mount -o remount,bind,ro $p; done")
     drop = f"setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups"
     script.append(f'exec {drop} -- "$@"')
     return ["unshare", "--mount", "sh", "-c", "\n".join(script), "sh", *command]
