@@ -17,6 +17,7 @@ from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 
 T = TypeVar("T")
 ABSENT = ("mechanism", None)
+LONGEST_SHOWN = 200  # characters of a value in a message
 
 
 class Rule:
@@ -160,7 +161,7 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
         return ConfigError(f"{key} must be given")
     rule, words = _rule_of(annotation), TYPES.get(first["type"], "")
     if rule is None:
-        return ConfigError(f"{key} must be {words or first['msg']} (got {_shown(first['input'])})")
+        return ConfigError(f"{key} must be {words or first['msg']} (got {brief(first['input'])})")
     if words and rule.words.startswith(("at least", "within", "0 or")):
         rule = Rule(f"{words}, {rule.words}", rule.holds)
     return _broken(key, rule, first["input"])
@@ -192,7 +193,7 @@ def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> 
 def require(holds: bool, key: str, rule: str, got: object) -> None:
     """Raises ConfigError unless a setting `holds` to its rule."""
     if not holds:
-        raise ConfigError(f"{key} must be {rule} (got {got})")
+        raise ConfigError(f"{key} must be {rule} (got {brief(got)})")
 
 
 def check_value(value: object, key: str, rule: Rule) -> None:
@@ -229,11 +230,19 @@ def require_one(given: Mapping[str, object], advice: str = ": give one, the othe
 
 
 def _broken(key: str, rule: Rule, value: object) -> ConfigError:
-    return ConfigError(f"{key} must be {rule.words} (got {_shown(value)}{did_you_mean(value, rule.names)})")
+    return ConfigError(f"{key} must be {rule.words} (got {brief(value)}{did_you_mean(value, rule.names)})")
 
 
-def _shown(value: object) -> str:
-    return str(value) or "''"
+def brief(value: object) -> str:
+    """A value as a message shows it: one that is long is cut.
+
+    >>> brief("x" * 500)[-23:]
+    'xx... (500 characters)'
+    """
+    text = str(value) or "''"
+    if len(text) <= LONGEST_SHOWN:
+        return text
+    return f"{text[:LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
 def _section_in(annotation: Any) -> Any:
