@@ -21,7 +21,7 @@ from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, Po
 from discreet.dpsgd.step_account import account_of
 from discreet.models.models import torch_draws_from, trainable
 from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given, modules_of, parameters_of
-from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.per_example.per_example import check_finite, clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
 from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
@@ -211,8 +211,9 @@ class DPSGD:
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
-          ValueError: the loss mixes examples, the forward changes the model, or the optimizer no longer holds exactly
-            the model's trainable parameters, or comes from steps that no account here knows; nothing was charged.
+          ValueError: the loss mixes examples, the forward changes the model, no gradient is finite, or the optimizer no
+            longer holds exactly the model's trainable parameters, or comes from steps that no account here knows;
+            nothing was charged.
           BudgetSpent: the step would pass the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
@@ -229,6 +230,8 @@ class DPSGD:
         if not piece.is_last:
             self._sums, self._waiting = sums, None
             return False
+        if self._processes.count == 1:
+            check_finite(*map(int, sums[2]))
         self._processes.first(self._account.charge)
         if self._processes.rank:
             self._account.charge()
@@ -238,7 +241,8 @@ class DPSGD:
         return True
 
     def _take(self, sums: list[Tensor], step: int, parameters: Sequence[nn.Parameter]) -> None:
-        total, count = self._processes.added(sums)
+        total, count, gradients = self._processes.added(sums)
+        check_finite(*map(int, gradients))
         release = partial(self._plan.released, total, count, self._clip_norm, step=step, source=self._source)
         mean, self._clip_norm = self._processes.first(release)
         trained = [value for value in parameters if value.requires_grad]
@@ -253,13 +257,14 @@ class DPSGD:
 
     def _clipped_sums(self, inputs: Tree, targets: Tree) -> list[Tensor]:
         """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0: both
-        without the gradients that are not finite."""
+        without the gradients that are not finite. And the number of gradients, and of those that are finite."""
         loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
         total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
-        below = (norms[norms.isfinite()] <= self._clip_norm).to(total.dtype)
-        return [total, below.sub_(0.5).sum()]
+        finite = norms[norms.isfinite()]
+        below = (finite <= self._clip_norm).to(total.dtype)
+        return [total, below.sub_(0.5).sum(), torch.tensor([len(norms), len(finite)], device=total.device)]
 
     def _drawn(self, batch: Batch) -> Piece:
         piece = self._waiting

@@ -21,15 +21,7 @@ MEANT = {
     "privacy.user.target_epsilon": ("epsilon", "eps", "target_epsilon"),
     "privacy.user.max_epsilon": ("max_epsilon", "budget", "epsilon_budget"),
     "privacy.user.noise_multiplier": ("noise", "noise_multiplier", "sigma", "noise_scale", "z"),
-    "privacy.user.clip.norm": (
-        "clip",
-        "clip_norm",
-        "clipping",
-        "clipping_norm",
-        "max_grad_norm",
-        "l2_norm_clip",
-        "norm",
-    ),
+    "privacy.user.clip.norm": ("clip", "clip_norm", "clipping", "clipping_norm", "max_grad_norm", "l2_norm_clip"),
     "privacy.delta": ("delta", "target_delta"),
     "privacy.accountant": ("accountant",),
     "data.name": ("dataset", "data_name"),
@@ -53,6 +45,7 @@ ALIASES = {name: key for key, names in MEANT.items() for name in names}
 MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
 MAIN |= {"privacy.user.clip": "norm", "privacy.local": "kind"}  # what is meant if a group is given a value
 ABSENT = ("mechanism", None)
+LONGEST_SHOWN = 200  # characters of a value in a message
 
 
 class Rule:
@@ -197,7 +190,7 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
     rule, words = _rule_of(annotation), TYPES.get(first["type"], "")
     if rule is None:
         meant = f"; did you mean {key}.{MAIN[key]}?" if key in MAIN else ""
-        return ConfigError(f"{key} must be {words or first['msg']} (got {_shown(first['input'])}){meant}")
+        return ConfigError(f"{key} must be {words or first['msg']} (got {brief(first['input'])}){meant}")
     if words and rule.words.startswith(("at least", "within", "0 or")):
         rule = Rule(f"{words}, {rule.words}", rule.holds)
     return _broken(key, rule, first["input"])
@@ -238,7 +231,7 @@ def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> 
 def require(holds: bool, key: str, rule: str, got: object) -> None:
     """Raises ConfigError unless a setting `holds` to its rule."""
     if not holds:
-        raise ConfigError(f"{key} must be {rule} (got {got})")
+        raise ConfigError(f"{key} must be {rule} (got {brief(got)})")
 
 
 def check_value(value: object, key: str, rule: Rule) -> None:
@@ -275,11 +268,19 @@ def require_one(given: Mapping[str, object], advice: str = ": give one, the othe
 
 
 def _broken(key: str, rule: Rule, value: object) -> ConfigError:
-    return ConfigError(f"{key} must be {rule.words} (got {_shown(value)}{did_you_mean(value, rule.names)})")
+    return ConfigError(f"{key} must be {rule.words} (got {brief(value)}{did_you_mean(value, rule.names)})")
 
 
-def _shown(value: object) -> str:
-    return str(value) or "''"
+def brief(value: object) -> str:
+    """A value as a message shows it: one that is long is cut.
+
+    >>> brief("x" * 500)[-23:]
+    'xx... (500 characters)'
+    """
+    text = str(value) or "''"
+    if len(text) <= LONGEST_SHOWN:
+        return text
+    return f"{text[:LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
 def _section_in(annotation: Any) -> Any:
