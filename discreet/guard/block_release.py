@@ -76,17 +76,13 @@ class BlockRelease:
         """The noised mean (size,), float64: the noise is for 2C, whichever blocks ran, failed or were empty."""
         gaussian = Gaussian(self.terms.noise_multiplier)
         sensitivity = MOVES * self.terms.clip_norm
-        noised = gaussian.add_grid_noise(
-            summed.total, sensitivity, grid=self._grid, source=source
-        )
+        noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self._grid, source=source)
         return self._grid.to_float(noised, torch.float64) / (self.q * self.blocks)
 
     @property
     def _grid(self) -> Grid:
         stddev = self.terms.noise_multiplier * MOVES * self.terms.clip_norm
-        return grid_for(
-            self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev
-        )
+        return grid_for(self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev)
 
 
 def drawn_blocks(policy: GuardPolicy, source: RandomSource) -> list[int]:

@@ -87,9 +87,7 @@ class SiteGuard:
         self.policy = policy
         self.site = Path(policy.blocks.folder)
         open_again(self.site)
-        self.blocks: SiteBlocks = read_blocks(
-            self.site, id_column=policy.blocks.id, count=policy.blocks.count
-        )
+        self.blocks: SiteBlocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
         self.ledger = guard_ledger(policy)
         shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
         self.sandbox = sandbox or Sandbox(policy)
@@ -211,9 +209,7 @@ class SiteGuard:
         spent = epsilon_of(self.ledger.total(), self.policy.max_delta, PLD)
         told = "round %d: %d blocks gave nothing; epsilon %.4g of %g for each %s, at delta %g"
         policy = self.policy
-        logger.info(
-            told, number, summed.failed, spent, policy.max_epsilon, policy.unit, policy.max_delta
-        )
+        logger.info(told, number, summed.failed, spent, policy.max_epsilon, policy.unit, policy.max_delta)
 
 
 def guard_ledger(policy: GuardPolicy) -> DurableLedger:
