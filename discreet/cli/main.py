@@ -20,6 +20,7 @@ ANYWHERE = {
     "ledger": "what a run or a node has spent, and whether its ledger is whole",
     "predict": "predictions with the model of a run",
     "status": "how a run stands, while it goes on or afterwards",
+    "site": "a guarded site: splits its patients, checks its walls, tries an app",
     "new": "makes a project to start from: model, data, settings, tests",
 }
 IN_A_PROJECT = {
@@ -32,7 +33,16 @@ IN_A_PROJECT = {
 }
 VERBS = ANYWHERE | IN_A_PROJECT
 OF_SETTINGS = ("run", "simulate", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
-LOADS = ("simulate", "tune", "audit", "statistics", "predict", "report", "benchmark")  # PyTorch, for some seconds
+LOADS = (
+    "site",
+    "simulate",
+    "tune",
+    "audit",
+    "statistics",
+    "predict",
+    "report",
+    "benchmark",
+)  # PyTorch, for some seconds
 SAY_VALUES = ("calibrate", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet

@@ -199,9 +199,7 @@ FEIGNED_WITHOUT_SPACES = (
 _Instruction = tuple[int, int, int, int]
 
 
-def filter_calls(
-    denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()
-) -> None:
+def filter_calls(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()) -> None:
     """Has the kernel deny system calls of this process and its children for good, and do nothing for those `feigned`.
     Sockets are of the families in `sockets`. EnclosureError: this is no x86-64, or the kernel takes no filter."""
     if platform.machine() != MACHINE:
@@ -213,9 +211,7 @@ def filter_calls(
     call("prctl", SECCOMP, 2, ctypes.c_char_p(header), 0, 0)
 
 
-def _program(
-    denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int]
-) -> list[_Instruction]:
+def _program(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int]) -> list[_Instruction]:
     start: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, _ARCHITECTURE),
