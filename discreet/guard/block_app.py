@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.guard.self_test import reached
-from discreet.guard.trial import run_whole
+from discreet.guard.whole_app import run_whole
 
 HEAD_BYTES = 8
 TRIAL, SELF_TEST = "trial", "self-test"

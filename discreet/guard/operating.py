@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def broken_walls(policy: GuardPolicy) -> list[str]:
             "socket": str(path),
             "guard": str(os.getpid()),
         }
-        said = _run_once(policy, _task(policy, instead=SELF_TEST, facts=facts), archive_of({}))
+        said = _run_once(policy, _task(policy, SELF_TEST, facts=facts), archive_of({}))
     lines = said.strip().splitlines()
     try:
         return [str(each) for each in json.loads(lines[-1])]
@@ -61,7 +61,7 @@ def try_app(app: Path, mock: Path, policy: GuardPolicy) -> str:
         raise ConfigError(f"--mock: {mock} is no folder")
     config, name, version = described(bundle)
     digest = hashlib.sha256(bundle).hexdigest()
-    task = _task(policy, instead=TRIAL, bundle=bundle, app=(name, version, digest), config=config)
+    task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
     return _run_once(policy, task, mock_archive(mock))
 
 
@@ -79,8 +79,7 @@ def bundle_of(app: Path) -> bytes:
 
 def described(bundle: bytes) -> tuple[dict[str, Any], str, str]:
     """The run configuration of a bundle, its id and its version."""
-    from flwr.common.config import get_fab_config, get_metadata_from_config
-    from flwr.common.config import flatten_dict
+    from flwr.common.config import flatten_dict, get_fab_config, get_metadata_from_config
 
     config = get_fab_config(bundle)
     name, version = get_metadata_from_config(config)
@@ -109,29 +108,15 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
             yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
 
 
-def _task(
-    policy: GuardPolicy,
-    *,
-    instead: str,
-    facts: Mapping[str, str] | None = None,
-    bundle: bytes = b"",
-    app: tuple[str, str, str] = ("", "", ""),
-    config: dict[str, Any] | None = None,
-) -> BlockTask:
-    context = Context(1, 1, {}, RecordDict(), config or {})
+def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
+    """A task of this site's own people. `more`: fields of `BlockTask`, and the run's `config`."""
+    context = Context(1, 1, {}, RecordDict(), more.pop("config", {}))
+    empty: dict[str, Any] = {"app": ("", "", ""), "bundle": b"", "message": b"", "metric": ""}
     return BlockTask(
-        app=app,
-        bundle=bundle,
-        message=b"",
+        **{**empty, "run_id": 1, "node_id": 1, "names": (), "sizes": (), **more},
         context=context_to_proto(context).SerializeToString(),
-        run_id=1,
-        node_id=1,
-        names=(),
-        sizes=(),
-        metric="",
         limits=block_limits(policy),
         instead=instead,
-        facts=facts or {},
     )
 
 

@@ -21,7 +21,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Refused
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
-from tests.guard.made import C, DELTA, RUN, SIZE, Z, PlayedSandbox, arrays, context, message, site
+from tests.guard.made import DELTA, RUN, SIZE, C, PlayedSandbox, Z, arrays, context, message, site
 from tests.replay import Replay, replay
 
 Play = Callable[[Sequence[float]], np.ndarray | None]
