@@ -62,9 +62,7 @@ class GuardedReplies:
         start_client_internal._insert_message(reply, state, object_store)
         push_what_lies_there(state, object_store, send, push_object)
 
-    def _reply(
-        self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float
-    ) -> Message:
+    def _reply(self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float) -> Message:
         run = state.get_run(message.metadata.run_id)
         fab = None if run is None else state.get_fab(run.fab_hash)
         context = None if run is None else state.get_run_series_context(run.series_id)
