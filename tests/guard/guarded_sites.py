@@ -19,6 +19,7 @@ from discreet.ledger.rollback_guard import STATE_VARIABLE
 from tests.guard.unprivileged import NOBODY, ROOT, as_nobody
 
 RUN_SECONDS = 240.0
+PATIENTS_APP = ROOT / "examples" / "patients"
 
 
 def names_of(count: int) -> list[str]:
@@ -73,7 +74,10 @@ def open_folder() -> Iterator[Path]:
 
 def run(federation: Federation, name: str, app: Path, **config: object) -> str:
     """What `flwr run` of an app says; it has ended well."""
-    written = " ".join(f'{key.replace("_", "-")}="{value}"' if isinstance(value, str) else f"{key.replace('_', '-')}={value}" for key, value in config.items())
+    written = " ".join(
+        f'{key.replace("_", "-")}="{value}"' if isinstance(value, str) else f"{key.replace('_', '-')}={value}"
+        for key, value in config.items()
+    )
     copied = federation.folder / f"app-{name}"
     shutil.copytree(app, copied, ignore=shutil.ignore_patterns("__pycache__"))
     words = ["flwr", "run", str(copied), CONNECTION, "--stream", "--run-config", written]
@@ -89,6 +93,3 @@ def run(federation: Federation, name: str, app: Path, **config: object) -> str:
     said = federation.says(name)
     assert process.returncode == 0, said
     return said
-
-
-__all__ = ["ROOT", "guarded_federation", "names_of", "open_folder", "owned", "run", "start"]

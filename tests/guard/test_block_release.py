@@ -36,7 +36,9 @@ def opposed(values: Sequence[float]) -> np.ndarray:
     return np.float32(C) * (-UNIT if -1.0 in values else UNIT)
 
 
-def guard_at(folder: Path, play: Play = opposed, patients: dict[str, float] = PATIENTS, **settings: object) -> SiteGuard:
+def guard_at(
+    folder: Path, play: Play = opposed, patients: dict[str, float] = PATIENTS, **settings: object
+) -> SiteGuard:
     """A guard whose blocks are played in this process."""
     policy = site(folder, patients, **settings)  # type: ignore[arg-type]
     return SiteGuard(policy, sandbox=PlayedSandbox(play))  # type: ignore[arg-type]
@@ -57,7 +59,11 @@ def neighbours(tmp_path: Path, play: Play = opposed) -> Replay:
         with patch("discreet.guard.site_guard.secure_source", lambda: source.child("noise")):
             content = answered(guard)
         spent = guard.ledger.spent("patient").entries
-        return [torch.from_numpy(array.numpy()) for array in content["arrays"].values()], spent, dict(content["metrics"])
+        return (
+            [torch.from_numpy(array.numpy()) for array in content["arrays"].values()],
+            spent,
+            dict(content["metrics"]),
+        )
 
     with patch("secrets.token_bytes", lambda length: bytes(range(length))):
         return replay(run, with_one, without)
@@ -191,9 +197,7 @@ METRIC = {"name": "accuracy", "low": 0.0, "high": 1.0, "noise-multiplier": 5.0}
 
 
 def test_a_metric_leaves_noised_within_its_range_and_paid_for(tmp_path: Path) -> None:
-    guard = guard_at(
-        tmp_path / "site", lambda values: np.array([0.75], np.float32), evaluate="metric", metric=METRIC
-    )
+    guard = guard_at(tmp_path / "site", lambda values: np.array([0.75], np.float32), evaluate="metric", metric=METRIC)
     content = answered(guard, message(kind="evaluate"))
     assert content.keys() == {"metrics"}
     assert content["metrics"].keys() == {"num-examples", "accuracy"}
