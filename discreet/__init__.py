@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
 # and a node does not need what the server has.
 _HOMES = {
-    "AdaptiveClipping": "discreet.settings.clipping",
+    "AdaptiveClipping": "discreet.settings.clip_choice",
     "BatchError": "discreet.dpsgd.dpsgd",
     "BudgetSpent": "discreet.ledger.budget",
     "CentralGaussian": "discreet.mechanisms.central_gaussian",
@@ -18,7 +18,7 @@ _HOMES = {
     "ConfigError": "discreet.settings.rules",
     "DPFedAvg": "discreet.flower.strategy",
     "DPSGD": "discreet.dpsgd.dpsgd",
-    "FixedClipping": "discreet.settings.clipping",
+    "FixedClipping": "discreet.settings.clip_choice",
     "LoopPrivacy": "discreet.dpsgd.loop_plan",
     "MaskedGaussian": "discreet.mechanisms.masked_sums",
     "PrivateEvaluation": "discreet.flower.strategy_settings",

@@ -26,7 +26,7 @@ from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, g
 from discreet.per_example.per_example import check_finite, clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
-from discreet.settings.clipping import AdaptiveClipping
+from discreet.settings.clip_choice import AdaptiveClipping
 from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
 from discreet.training.losses import per_example_loss
 

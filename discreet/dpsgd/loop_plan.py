@@ -17,7 +17,7 @@ from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
-from discreet.settings.clipping import AdaptiveClipping
+from discreet.settings.clip_choice import AdaptiveClipping
 from discreet.settings.privacy import ClipConfig
 from discreet.settings.rules import ConfigError
 from discreet.training.local_training import step_noise

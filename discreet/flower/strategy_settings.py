@@ -15,7 +15,7 @@ from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.server.server_optimizer import ServerSGD, server_section
-from discreet.settings.clipping import AdaptiveClipping, FixedClipping
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, require

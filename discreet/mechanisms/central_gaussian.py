@@ -18,7 +18,7 @@ from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, Exp
 from discreet.mechanisms.round_state import Released
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clipping import AdaptiveClipping, FixedClipping
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import CLIP, PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import FLOWER_APP

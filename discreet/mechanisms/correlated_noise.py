@@ -26,7 +26,7 @@ from discreet.mechanisms.central_gaussian import (
 from discreet.mechanisms.mechanism import SERVER, ClientRound, ExpectedNoise, Participation, Statement
 from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clipping import AdaptiveClipping, FixedClipping
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.training import FLOWER_APP
 

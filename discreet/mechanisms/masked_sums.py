@@ -34,7 +34,7 @@ from discreet.mechanisms.mechanism import (
 )
 from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clipping import AdaptiveClipping, FixedClipping
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import ADD_OR_REMOVE, CLIP, EXAMPLE, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
