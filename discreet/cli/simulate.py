@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from typer import Option
 
 from discreet.cli.console import Words
 from discreet.cli.sweep import Sweep, all_succeed, sweep_of
-from discreet.deployment.interruption import ending, not_begun, override, resumable
+from discreet.deployment.interruption import ending, folder_in, not_begun, override, resumable
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
@@ -42,7 +43,7 @@ def command(
 ) -> int:
     """Runs, once or as a sweep; 1 if runs of a sweep failed."""
     words = overrides or []
-    with ending(not_begun):
+    with ending(partial(not_begun, folder=folder_in(words))):
         sweep = sweep_of(words, multirun=multirun)
         if sweep is not None:
             return _sweep(sweep, jobs or 1)
