@@ -21,21 +21,24 @@ ANYWHERE = {
     "export": "a run's model as a folder that PyTorch and scikit-learn load alone",
     "status": "how a run stands, while it goes on or afterwards",
     "data": "a table of your own: proposes its description, checks it, splits it by owner",
+    "site": "a guarded site: splits its patients, checks its walls, tries an app",
     "new": "makes a project to start from: model, data, settings, tests",
 }
 IN_A_PROJECT = {
     "run": "an experiment on Flower's simulation runtime, as `flwr run` *",
     "simulate": "an experiment in one process, and sweeps with --multirun *",
+    "plan": "what a run will cost: epsilon, noise, minutes, memory, bytes *",
     "tune": "tries settings, keeps the best run, and accounts for the choice *",
     "audit": "tries to break the privacy claim of a run, with canaries *",
     "statistics": "what clients' data are like, noised and paid for *",
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
-FILES = {"data": "own_table"}  # of verbs whose file has another name, as no two files share one
-OF_SETTINGS = ("run", "simulate", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
+FILES = {"data": "own_table", "plan": "price"}  # of verbs whose file has another name, as no two files share one
+OF_SETTINGS = ("run", "simulate", "plan", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
 LOADS = (
     "export",
+    "site",
     "simulate",
     "tune",
     "audit",
