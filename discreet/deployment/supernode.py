@@ -24,7 +24,7 @@ from discreet.guard.site_check import check_site
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
-from discreet.node.policy import policy_from, words_of
+from discreet.node.policy import TASK, policy_from, words_of
 from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, files_of, read_member
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
@@ -48,6 +48,8 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
         if given.of is None or not 0 <= given.partition < given.of:
             raise ConfigError(f"--partition must be within 0 and --of ({given.partition} of {given.of})")
         config = {"partition-id": given.partition, "num-partitions": given.of}
+        if given.task is not None:
+            config[TASK] = given.task
     paths = {"ledger": given.ledger, "data": given.data, "policy": given.policy}
     if given.peers is not None:
         config[NAME] = given.name or given.key.stem
@@ -147,7 +149,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--name", help="this node's name in that list (default: the file name of its key)")
     parser.add_argument("--masking-state", type=Path, help="a folder for its state (default: beside the ledger)")
     parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")
-    parser.add_argument("--task", help="the task that the data are checked for at start")
+    parser.add_argument("--task", help="the task that the data are checked for at start, or are a share of")
     parser.add_argument("--partition", type=int, help="instead of --data: a share of the demonstration data")
     parser.add_argument("--of", type=int, help="how many shares there are")
     parser.add_argument("--port", type=int, default=9094, help="on loopback, for this node's own processes")
