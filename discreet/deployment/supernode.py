@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import shlex
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from discreet.simulation.processes import SCRATCH, removed_folder
 
 logger = logging.getLogger("discreet.node")
 
+PEM = "its first line must be -----BEGIN CERTIFICATE-----; of a binary one, openssl x509 -inform der -in FILE makes it"
 LONGEST_SECONDS = 60.0  # what a node's pause may be
 
 
@@ -80,6 +82,8 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
         raise ConfigError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
+    with _about("--authority"):
+        check_authority(arguments.authority)
     if arguments.guard is not None:
         check_site(arguments.guard)
         return
@@ -99,6 +103,16 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
         with _about("--data"):
             examples, _ = node_table(arguments.data, arguments.task)
         logger.info("%d examples of %s", len(examples), arguments.task)
+
+
+def check_authority(path: Path) -> None:
+    """Raises ValueError unless a file holds certificates as Flower reads them, which otherwise tries for ever to
+    connect. OSError: it can't be read."""
+    content = path.read_bytes()
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(f"{path} holds no certificate in PEM: {PEM}") from error
 
 
 def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int]) -> list[str]:
