@@ -18,7 +18,7 @@ from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.compose import load_config, parse_config
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
-from discreet.settings.rules import ConfigError, rules
+from discreet.settings.rules import ALIASES, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 
 STEP = "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step privacy.local.epsilon=1"
@@ -26,7 +26,7 @@ WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
     "rounds=true": "rounds must be a whole number, at least 1 (got True)",
     "rounds=many": "rounds must be a whole number, at least 1 (got many)",
-    "data=3": "data must be a group of settings (got 3)",
+    "data=3": "data must be a group of settings (got 3); did you mean data.name?",
     "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a list of numbers within",
     "normaliser.means=[one]": "normaliser.means must be a list of numbers within",
     "data={partition:sampled,examples_per_client:0}": "data.examples_per_client must be",
@@ -50,6 +50,36 @@ WRONG = {
     "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of each",
     "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
 }
+
+HABITS = {  # what people type, and the setting that a user-level run means
+    **dict.fromkeys(["epsilon", "eps", "target_epsilon", "privacy.epsilon"], "privacy.user.target_epsilon"),
+    **dict.fromkeys(["noise", "sigma", "noise_multiplier"], "privacy.user.noise_multiplier"),
+    **dict.fromkeys(["clip", "clip_norm", "max_grad_norm"], "privacy.user.clip.norm"),
+    **dict.fromkeys(["clients", "num_clients", "nodes"], "data.num_clients"),
+    **dict.fromkeys(["batch_size", "batch"], "training.batch_size"),
+    **dict.fromkeys(["lr", "learning_rate", "training.lr"], "training.learning_rate"),
+    **dict.fromkeys(["num_rounds", "server_rounds"], "rounds"),
+    **dict.fromkeys(["fraction_fit", "q"], "sampling.probability"),
+    **{"delta": "privacy.delta", "epochs": "training.epochs", "dataset": "data.name", "alpha": "data.alpha"},
+    **{"server.lr": "server.learning_rate", "momentum": "server.momentum", "output": "output_dir"},
+    **{
+        "privacy.example.epsilon": "privacy.example.target_epsilon",
+        "privacy.local.noise": "privacy.local.noise_multiplier",
+    },
+}
+
+
+@pytest.mark.parametrize(("typed", "meant"), HABITS.items())
+def test_a_name_typed_from_habit_is_told_the_setting_of_a_user_level_run(typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config([f"{typed}=3"])
+    assert str(error.value) == f"unknown setting {typed}; did you mean {meant}?"
+
+
+def test_every_alias_means_a_setting_and_is_none_itself() -> None:
+    known = {name for name, _ in rules(Settings)}
+    assert set(ALIASES.values()) <= known
+    assert not known & ALIASES.keys()
 
 
 @pytest.mark.parametrize("guarantee", ["user.enabled=true", "local.kind=gaussian", "local.kind=laplace"])

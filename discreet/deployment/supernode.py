@@ -24,7 +24,7 @@ from discreet.guard.site_check import check_site
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
-from discreet.node.policy import policy_from
+from discreet.node.policy import policy_from, words_of
 from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, files_of, read_member
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
@@ -82,9 +82,11 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
         check_site(arguments.guard)
         return
     with _about("--policy"):
-        declared = policy_from(config).public_num_examples
-    if declared is not None:
-        logger.info("DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example", declared)
+        policy = policy_from(config)
+    logger.info("%s", words_of(policy))
+    if policy.public_num_examples is not None:
+        said = "DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example"
+        logger.info(said, policy.public_num_examples)
     if arguments.peers is not None:
         with _about("--peers"):
             count = len(read_member(files_of(None, config))[1].keys)

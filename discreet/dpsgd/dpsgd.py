@@ -21,7 +21,7 @@ from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, Po
 from discreet.dpsgd.step_account import account_of
 from discreet.models.models import torch_draws_from, trainable
 from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given, modules_of, parameters_of
-from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.per_example.per_example import check_finite, clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
 from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
@@ -184,7 +184,10 @@ class DPSGD:
             self._waiting = self._waiting or self._read()
             yield given(self._waiting.batch[0]), given(self._waiting.batch[1])
             if self._waiting is not None:
-                raise BatchError("the last batch was not stepped: each one takes its step, an empty one too")
+                raise BatchError(
+                    "the last batch was not stepped: each one takes its step, an empty one too. To accumulate "
+                    "gradients give LoopPrivacy(max_physical_batch=...)"
+                )
 
     def _read(self) -> Piece:
         reading, self._reading = self._reading, iter(())  # one that raises is not gone on with
@@ -208,14 +211,17 @@ class DPSGD:
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
-          ValueError: the loss mixes examples, the forward changes the model, or the optimizer no longer holds exactly
-            the model's trainable parameters; nothing was charged.
+          ValueError: the loss mixes examples, the forward changes the model, no gradient is finite, or the optimizer no
+            longer holds exactly the model's trainable parameters, or comes from steps that no account here knows;
+            nothing was charged.
           BudgetSpent: the step would pass the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
         piece = self._drawn((inputs, targets))
         parameters = parameters_of(*modules_of(self._model))
         _check_optimizers(self._optimizers, parameters)  # groups may have been added, and parameters frozen, since
+        if not self.steps_taken and self._privacy.ledger is None:
+            _check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model):
             sums = self._clipped_sums(*piece.batch)
@@ -224,6 +230,8 @@ class DPSGD:
         if not piece.is_last:
             self._sums, self._waiting = sums, None
             return False
+        if self._processes.count == 1:
+            check_finite(*map(int, sums[2]))
         self._processes.first(self._account.charge)
         if self._processes.rank:
             self._account.charge()
@@ -233,7 +241,8 @@ class DPSGD:
         return True
 
     def _take(self, sums: list[Tensor], step: int, parameters: Sequence[nn.Parameter]) -> None:
-        total, count = self._processes.added(sums)
+        total, count, gradients = self._processes.added(sums)
+        check_finite(*map(int, gradients))
         release = partial(self._plan.released, total, count, self._clip_norm, step=step, source=self._source)
         mean, self._clip_norm = self._processes.first(release)
         trained = [value for value in parameters if value.requires_grad]
@@ -248,13 +257,14 @@ class DPSGD:
 
     def _clipped_sums(self, inputs: Tree, targets: Tree) -> list[Tensor]:
         """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0: both
-        without the gradients that are not finite."""
+        without the gradients that are not finite. And the number of gradients, and of those that are finite."""
         loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
         total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
-        below = (norms[norms.isfinite()] <= self._clip_norm).to(total.dtype)
-        return [total, below.sub_(0.5).sum()]
+        finite = norms[norms.isfinite()]
+        below = (finite <= self._clip_norm).to(total.dtype)
+        return [total, below.sub_(0.5).sum(), torch.tensor([len(norms), len(finite)], device=total.device)]
 
     def _drawn(self, batch: Batch) -> Piece:
         piece = self._waiting
@@ -334,6 +344,16 @@ def _check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: flo
         raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
     if (noise is None) if target is None else isinstance(noise, int | float):
         raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
+
+
+def _check_fresh(optimizers: Sequence[Optimizer]) -> None:
+    """Raises ValueError if an optimizer has taken steps before the first step of a loop without a ledger."""
+    if any(optimizer.state for optimizer in optimizers):
+        raise ValueError(
+            "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would leave them out. To go on "
+            "with a loop load its DPSGD.state_dict(); to add loops up give LoopPrivacy(ledger=...); otherwise begin "
+            "with a new optimizer"
+        )
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]) -> None:

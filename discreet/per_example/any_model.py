@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from discreet.per_example.attributes import put_back
 from discreet.per_example.branches import Split
 from discreet.per_example.layouts import FEWEST, Unserved
-from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, batches_in, count_of, filled, rows_of
+from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, batches_in, count_of, filled, given, rows_of
 from discreet.per_example.terms import Rows, Term
 from discreet.per_example.watch import Watch
 
@@ -45,21 +46,35 @@ def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: st
 
 
 def _mapped(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
-    trainable, places = objective.trainable(), _places(objective.model)
+    trainable, whole = objective.trainable(), _WithLoss(objective)
+    places = _places(whole)
 
     def single(values: list[Tensor], example: Tree, target: Tree) -> Tensor:
         put = {name: value for old, value in zip(trainable, values, strict=True) for name in places[id(old)]}
-        alone, wanted = (rows_of(part, None) for part in (example, target))
-        args, named = ((), alone) if isinstance(alone, dict) else (alone if isinstance(alone, tuple) else (alone,), {})
-        outputs = functional_call(objective.model, put, args, named, tie_weights=False)
-        return LOSS_SCALE * objective.losses(outputs, wanted).sum()
+        alone = tuple(rows_of(part, None) for part in (example, target))
+        found: Tensor = functional_call(whole, put, alone, tie_weights=False)
+        return LOSS_SCALE * found
 
-    with torch.enable_grad(), warnings.catch_warnings():
+    with put_back(objective.kept), torch.enable_grad(), warnings.catch_warnings():
         # Of PyTorch on itself: attention has no batching rule in vmap, and is slower for it.
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         mapped = vmap(grad(single), in_dims=(None, 0, 0), randomness="different")
         found = mapped([value.detach() for value in trainable], inputs, targets)
     return _rows(objective, found)
+
+
+class _WithLoss(nn.Module):
+    """A model and its loss: the loss may read parameters too, and what the forward leaves on modules."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = objective.model, objective
+
+    def forward(self, inputs: Tree, targets: Tree) -> Tensor:
+        values = given(inputs)  # not under autocast: layers without a rule for it would be given two types
+        args = () if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
+        outputs = self.model(*args, **(values if isinstance(values, dict) else {}))
+        return self.objective.losses(outputs, targets).sum()
 
 
 def _places(model: nn.Module) -> dict[int, list[str]]:
@@ -83,7 +98,8 @@ def _looped(objective: Objective, inputs: Tree, targets: Tree) -> list[Term]:
             torch.manual_seed(seed)
             before, one = torch.get_rng_state(), slice(place, place + 1)
             try:
-                found.append(plain_gradient(objective, rows_of(inputs, one), rows_of(targets, one)))
+                with put_back(objective.kept):
+                    found.append(plain_gradient(objective, rows_of(inputs, one), rows_of(targets, one)))
             except RuntimeError as error:
                 raise ValueError(f"the model can't be called with one example alone: {error}") from error
             drawn = drawn or not torch.equal(before, torch.get_rng_state())

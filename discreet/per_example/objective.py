@@ -67,6 +67,16 @@ class Objective:
     autocast: torch.dtype | None
 
     @property
+    def is_own_loss(self) -> bool:
+        """True for a loss of this package, which reads nothing but outputs and targets."""
+        return str(getattr(self.loss, "func", self.loss).__module__).startswith("discreet.")
+
+    @property
+    def kept(self) -> tuple[nn.Module, ...]:
+        """The modules on which a pass may leave something: those of the model, and of a loss that is one."""
+        return (*self.modules, *modules_of(self.loss)) if isinstance(self.loss, nn.Module) else self.modules
+
+    @property
     def rounds(self) -> bool:
         """True if the model computes in bfloat16."""
         return self.autocast is not None or any(value.dtype == torch.bfloat16 for value in self.parameters)

@@ -244,6 +244,8 @@ _REDUCTION_AT = {
     for name in names.split()
 }
 _OF_ROWS = "multi_margin_loss cosine_embedding_loss margin_ranking_loss hinge_embedding_loss triplet_margin_loss"
+# Losses whose arguments may differ in their dimensions; those of others would be broadcast against each other.
+_OF_SEVERAL = "cross_entropy_loss nll_loss nll_loss_nd multi_margin_loss cosine_embedding_loss"
 
 
 def loss(call: Call) -> Tag:
@@ -251,6 +253,9 @@ def loss(call: Call) -> Tag:
     at = _REDUCTION_AT.get(call.name, 2)
     if call.argument(at, "reduction", default=1) not in (0, "none"):
         return call.mixes("reduces over examples")
+    wide = {value.dim() for value in call.tensors}
+    if len(wide) > 1 and call.name not in _OF_SEVERAL.split():
+        return call.mixes("pairs examples with each other")
     if call.name in _OF_ROWS.split():
         return rows(call)
     given, wanted, *others = call.args[:at]

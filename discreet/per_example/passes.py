@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from discreet.per_example.any_model import plain_gradient
+from discreet.per_example.attributes import put_back
 from discreet.per_example.branches import Question, Split
 from discreet.per_example.convolution import Convolved
 from discreet.per_example.layouts import FEWEST, FIRST, MixesExamples, Unserved
@@ -116,7 +117,8 @@ def one_pass(
     watch = Watch(objective.slots, count_of(inputs), objective.modules, counts=counts)
     watch.settled = settled
     try:
-        outputs, losses = _watched(objective, watch, inputs, targets)
+        with put_back(objective.kept):
+            outputs, losses = _watched(objective, watch, inputs, targets)
     except (Unserved, MixesExamples) as first:
         if not watch.counted:
             raise
@@ -139,8 +141,10 @@ def _watched(objective: Objective, watch: Watch, inputs: Tree, targets: Tree) ->
     losses = None
     with torch.enable_grad(), watch:
         outputs = objective.outputs(inputs)
-        if not isinstance(outputs, Tensor) or watch.tag(outputs) != FIRST:  # the loss picks what it needs of it
+        is_rows = isinstance(outputs, Tensor) and watch.tag(outputs) == FIRST
+        if not (is_rows and objective.is_own_loss):  # another one may read what the forward left on its modules
             watch.rows(targets)
+            watch.in_loss = not objective.is_own_loss
             with objective.casting():
                 losses = objective.loss(outputs, given(targets))
     watch.check(outputs if losses is None else one_each(losses, watch.count))
@@ -349,6 +353,11 @@ def _back(objective: Objective, layers: list[nn.Module], values: list[Tensor], t
 
 
 def unchanged(layer: nn.Module) -> bool:
-    """True if a layer does what its class says: it has no hooks and no forward of its own."""
+    """True if a layer does what its class says: there are no hooks, of its own or global, and no forward of its own."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return not hooks and "forward" not in layer.__dict__
+    return not (hooks or _has_global_hooks()) and "forward" not in layer.__dict__
+
+
+def _has_global_hooks() -> bool:
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+    return any(getattr(nn.modules.module, name) for name in (*names, "_global_backward_pre_hooks"))

@@ -43,6 +43,7 @@ from discreet.privacy.clipping import check_clip, clip_factors
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they have to be: 256 MB of float32.
 _BUILT_FLOATS = 2**26
+_FEW = 4  # examples: with fewer, one of them might decide whether a step is an error
 # By model: its state when it was last tried, what was found, and the losses that it was tried with.
 _trials: WeakKeyDictionary[nn.Module, tuple[object, str, Questions, list[ref[Loss]]]] = WeakKeyDictionary()
 
@@ -116,6 +117,18 @@ def sequential_sum(
     return total
 
 
+def check_finite(count: int, finite: int) -> None:
+    """Raises ValueError if a step of several examples, `count`, has no `finite` gradient: it would be noise alone.
+
+    One example never decides it: at least three others have no finite gradient either.
+    """
+    if count >= _FEW and not finite:
+        raise ValueError(
+            f"none of the {count} gradients of this step is finite: the parameters are not, or the loss divides by "
+            "something that is zero for one example alone, such as a deviation over the batch"
+        )
+
+
 def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -> tuple[Tensor, Tensor]:
     inputs = as_tree(inputs)
     targets = inputs if targets is None else as_tree(targets)
@@ -144,8 +157,7 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     known = _trials.get(model)
     is_new = known is None or known[0] != key
     losses: list[ref[Loss]] = [] if known is None else known[3]
-    ours = str(getattr(loss, "func", loss).__module__).startswith("discreet.")
-    tries_loss = not ours and all(each() is not loss for each in losses)
+    tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
     if is_new:
         check_layers(model)
     if tries_loss or known is None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -15,17 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from discreet.per_example.attributes import Attributes, keeps
 from discreet.per_example.calls import DROPPING, FILLING, RECURRENT, called_inside, redispatch
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.layouts import Unserved
-from discreet.per_example.objective import Objective, Tree, mapped, rows_of
+from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
 COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after layer
 _REPEATED = 1e-5  # and by this part if the same kernels have
 _SEED = 52183
+_ROWS = 7  # of made-up examples: a number that is seldom another size of a model, too
 # What a forward may raise that can't do what is asked of it.
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
@@ -84,7 +88,7 @@ class Undrawn(TorchFunctionMode):
             args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
             named = {key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4}
         if name in RECURRENT:
-            args = (*args[:6], False, *args[7:])
+            args = (*args[:5], 0.0, *args[6:])  # not its `train`: a GPU has no backward pass without it
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)
@@ -119,28 +123,36 @@ def try_out(objective: Objective, inputs: Tree, targets: Tree, *, tries_loss: bo
       ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before;
         or the loss of an example depends on other examples.
     """
-    for small in (False, True):
-        try:
-            with torch.enable_grad():
-                outputs, again, moved = two_passes(objective, made_up(objective.model, inputs, 3, small=small))
-            break
-        except CONFUSED:
-            if small:  # torch.func serves it, if anything does: each example goes through model and loss alone
-                return
-    if moved:
-        raise ValueError(writes(moved))
-    pairs = zip(floats_in(outputs), floats_in(again), strict=True)
-    if any(differ(one.detach(), other.detach(), _REPEATED) for one, other in pairs):
-        raise ValueError(
-            "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
-            "draws random numbers that torch.manual_seed does not repeat"
-        )
-    if tries_loss and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
-        _try_loss(objective, outputs.detach(), targets)
+    before = Attributes(objective.kept, copies=True)
+    try:
+        for small in (False, True):
+            try:
+                examples = [made_up(objective.model, inputs, _ROWS, seed, small=small) for seed in (0, 1)]
+                with torch.enable_grad():
+                    outputs, again, moved = two_passes(objective, *examples)
+                break
+            except CONFUSED:
+                if small:  # torch.func serves it, if anything does: each example goes through model and loss alone
+                    return
+        if moved:
+            raise ValueError(writes(moved))
+        pairs = zip(floats_in(outputs), floats_in(again), strict=True)
+        if any(differ(one.detach(), other.detach(), _REPEATED) for one, other in pairs):
+            if kept := before.moved():
+                raise ValueError(keeps(kept[0]))
+            raise ValueError(
+                "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
+                "draws random numbers that torch.manual_seed does not repeat"
+            )
+        if tries_loss:
+            _try_loss(objective, outputs, targets)
+    finally:
+        before.put_back()
 
 
-def two_passes(objective: Objective, inputs: Tree) -> tuple[Any, Any, str]:
-    """The outputs of two passes with the same random numbers, and the parameter or buffer that moved, or "".
+def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple[Any, Any, str]:
+    """The outputs of two passes with the same random numbers, and the parameter or buffer that moved, or "". Between
+    them go `others`, larger ones: something that is kept of them, such as a running maximum, shows in the second pass.
 
     A buffer that the first pass makes, such as a table of angles, may stay.
     """
@@ -150,6 +162,9 @@ def two_passes(objective: Objective, inputs: Tree) -> tuple[Any, Any, str]:
         outputs = objective.outputs(inputs)
     moved = [name for name in moved_since(model, before) if name in dict(model.named_parameters())]
     before = state_of(model)
+    if others is not None:
+        with same_chance(device), torch.no_grad():
+            objective.outputs(mapped(_larger, others))
     with same_chance(device):
         again = objective.outputs(inputs)
     return outputs, again, "".join([*moved, *moved_since(model, before)][:1])
@@ -223,18 +238,25 @@ def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
     return bool(((one - other).abs() > part * one.abs().max()).any())
 
 
-def _try_loss(objective: Objective, outputs: Tensor, targets: Tensor) -> None:
+def _larger(value: Any) -> Any:
+    return 10 * value if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
     """ValueError unless the loss of each of three rows, and its gradient, is the same if another row is left out."""
+    tried = _Outputs.of(outputs)
+    if tried is None:
+        return  # none of it is known to have a row an example: the watch is there for it
     draws = torch.Generator().manual_seed(_SEED)
-    places = torch.linspace(0, len(targets) - 1, 3, device=targets.device).long()
-    between = torch.rand(outputs.shape, generator=draws, dtype=outputs.dtype)
-    wide = 10 * torch.randn(outputs.shape, generator=draws, dtype=outputs.dtype)
-    marks = torch.rand((3, *targets.shape[1:]), generator=draws)
-    marks = marks if targets.is_floating_point() else marks.sub_(marks.mean(0)) > 0
-    made = marks.to(targets.dtype)
-    mixes = _mixes(objective, outputs, targets[places])
-    # The others may be out of a loss's range, which is an error on the CPU, and on a GPU the end of the process.
-    for some, wanted in ((between.to(outputs), targets[places]), (between, made), (wide, made)):
+    count = count_of(targets)
+    places = torch.linspace(0, count - 1, 3).long()
+    between = tried.made(lambda shape: torch.rand(shape, generator=draws))
+    wide = tried.made(lambda shape: 10 * torch.randn(shape, generator=draws))
+    rows = rows_of(targets, places)
+    made = mapped(partial(_marks, draws), rows)
+    mixes = False
+    # Some may be out of a loss's range, which is an error on the CPU, and on a GPU the end of the process.
+    for some, wanted in ((tried, rows), (between, rows), (between, made), (wide, made)):
         with suppress(*CONFUSED):
             mixes = mixes or _mixes(objective, some, wanted)
     if mixes:
@@ -245,21 +267,79 @@ def _try_loss(objective: Objective, outputs: Tensor, targets: Tensor) -> None:
         )
 
 
-def _mixes(objective: Objective, outputs: Tensor, targets: Tensor) -> bool:
+def _marks(draws: torch.Generator, targets: Any) -> Any:
+    """Other targets of the same type and shape; graphs as they are."""
+    if not isinstance(targets, Tensor):
+        return targets
+    marks = torch.rand((3, *targets.shape[1:]), generator=draws)
+    marks = marks if targets.is_floating_point() else marks.sub_(marks.mean(0)) > 0
+    return marks.to(targets)
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """What a model gives for `_ROWS` examples, of which some are taken: the dimension of the examples in each tensor of
+    floats, None for one that has none."""
+
+    leaves: list[Any]
+    spec: Any
+    dims: list[int | None]
+
+    @staticmethod
+    def of(outputs: Any) -> _Outputs | None:
+        leaves, spec = tree_flatten(outputs)
+        dims = [_dim_of_rows(value) for value in leaves]
+        return _Outputs(leaves, spec, dims).taken(list(range(3))) if any(dim is not None for dim in dims) else None
+
+    def taken(self, rows: list[int]) -> _Outputs:
+        """Some of the examples, in memory of their own."""
+        index = torch.tensor(rows)
+        pairs = zip(self.leaves, self.dims, strict=True)
+        leaves = [
+            value if dim is None else value.detach().index_select(dim, index.to(value.device)) for value, dim in pairs
+        ]
+        return replace(self, leaves=leaves)
+
+    def made(self, draw: Any) -> _Outputs:
+        """Other numbers in the place of those of three examples."""
+        pairs = zip(self.leaves, self.dims, strict=True)
+        leaves = [
+            draw(value.shape).to(value) if dim is not None and value.is_floating_point() else value
+            for value, dim in pairs
+        ]
+        return replace(self, leaves=leaves)
+
+    def floats(self) -> list[Tensor]:
+        """The numbers that have a gradient."""
+        pairs = zip(self.leaves, self.dims, strict=True)
+        return [value.requires_grad_() for value, dim in pairs if dim is not None and value.is_floating_point()]
+
+
+def _dim_of_rows(value: Any) -> int | None:
+    sizes = list(map(int, value.shape)) if isinstance(value, Tensor) else []
+    return sizes.index(_ROWS) if _ROWS in sizes else None
+
+
+def _mixes(objective: Objective, outputs: _Outputs, targets: Tree) -> bool:
     whole = _losses_and_gradients(objective, outputs, targets)
     for left_out in range(3):
         rows = [row for row in range(3) if row != left_out]
-        part = _losses_and_gradients(objective, outputs[rows], targets[rows])
+        part = _losses_and_gradients(objective, outputs.taken(rows), rows_of(targets, rows))
         if any(differ(one[rows], other) for one, other in zip(whole, part, strict=True)):
             return True
     return False
 
 
-def _losses_and_gradients(objective: Objective, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses, and the gradient of their sum by the outputs: what a model's backward pass begins with."""
-    with torch.enable_grad(), same_chance(outputs.device):
-        given = outputs.detach().clone().requires_grad_()
-        losses = objective.losses(given, targets)
-        total = losses.sum() + 0 * given.sum()  # a loss need not depend on the outputs
-    (gradient,) = torch.autograd.grad(total, given)
-    return losses.detach(), gradient
+def _losses_and_gradients(objective: Objective, outputs: _Outputs, targets: Tree) -> list[Tensor]:
+    """The losses, and the gradients of their sum by the outputs, examples first: what a model's backward pass begins
+    with."""
+    device = objective.parameters[0].device
+    with torch.enable_grad(), same_chance(device):
+        given = outputs.taken(list(range(count_of(targets))))
+        floats = given.floats()
+        losses = objective.losses(tree_unflatten(given.leaves, given.spec), targets)
+        total = losses.sum() + sum(0 * value.sum() for value in floats)  # a loss need not depend on the outputs
+    gradients = torch.autograd.grad(total, floats)
+    dims = [dim for value, dim in zip(given.leaves, given.dims, strict=True) if dim is not None and value.requires_grad]
+    pairs = zip(gradients, dims, strict=True)
+    return [losses.detach(), *(gradient.movedim(dim, 0) for gradient, dim in pairs)]

@@ -89,13 +89,13 @@ class Watch(TorchFunctionMode):
 
     `counts`: once the forward has asked for `len(x)`, which is a plain number, a new tensor of that size has a row for
     each example: `lengths` has such numbers, and what their rows are. `counted` are those that a new tensor had, which
-    may also be equal by chance. `settled`: `questions` that are answered alike for all batches.
+    may also be equal by chance. `settled`: `questions` that are answered alike; `in_loss`: it may not ask for `len(x)`.
 
     Nodes and edges of graphs are other `kinds` of rows. Each is watched by a copy, in which a row is an example.
     """
 
     settled: Collection[Question] = ()
-    questions = 0
+    questions, in_loss = 0, False
 
     def __init__(
         self, slots: Mapping[int, Slot], count: int, modules: Sequence[nn.Module], *, counts: bool = True
@@ -238,8 +238,7 @@ class Watch(TorchFunctionMode):
             size = self._size("shape", args[-1], tag)
             func, args = getattr(Tensor, function.name.removesuffix("_as")), (args[0], size)
             function = function_of(func)
-        call = Call(self, func, function.name, args, named)
-        is_python = function.is_python and func is not self.inner
+        call, is_python = Call(self, func, function.name, args, named), function.is_python and func is not self.inner
         if not call.of_examples:
             return self._composite(types, call) if is_python else self._constant(call, function)
         kind = self
@@ -255,6 +254,8 @@ class Watch(TorchFunctionMode):
         if redispatch is None:
             raise Unserved(f"{call.name}{place()}")
         if call.name == "len" and isinstance(call.tags[0], Layout):
+            if self.in_loss:
+                raise Unserved(f"the loss reads the number of examples{place()}")
             self.lengths[self.count] = self
         return called_inside(self, call.func, types, call.args, call.named)
 

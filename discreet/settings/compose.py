@@ -26,6 +26,8 @@ NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of
 
 # In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way if the other setting is given.
 OmegaConf.register_new_resolver("unless", lambda other, value: value if other is None else None, replace=True)
+# `${below_one_in:${data.num_clients}}` is a power of ten, between a tenth and a hundredth of one in so many.
+OmegaConf.register_new_resolver("below_one_in", lambda count: 10.0 ** -(len(str(int(count))) + 1), replace=True)
 
 
 def _one_line(error: Exception) -> str:

@@ -20,7 +20,7 @@ from discreet.accounting.events import poisson_round_event
 from discreet.data.examples import Examples
 from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train, trainable
 from discreet.per_example.objective import Loss
-from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
+from discreet.per_example.per_example import check_finite, clipped_gradient_sum, sequential_sum
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
@@ -328,7 +328,10 @@ class OneClient:
 
     def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
         some, loss = self.examples.subset(batch), self.settings.loss
-        total, _ = clipped_gradient_sum(self.model, some.inputs, targets=some.targets, clip_norm=clip_norm, loss=loss)
+        total, norms = clipped_gradient_sum(
+            self.model, some.inputs, targets=some.targets, clip_norm=clip_norm, loss=loss
+        )
+        check_finite(len(norms), int(norms.isfinite().sum()))
         return total.unsqueeze(0)
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:

@@ -178,7 +178,7 @@ def test_arrays_of_a_numpy_client_are_taken_in_their_order_and_otherwise_malform
     layout = layout_of(two(["weight", "bias"]))
     assert layout.vector(two(["0", "1"])).tolist() == [0, 1]
     assert layout_of(two(["1", "0"])).vector(two(["0", "1"])).tolist() == [1, 0]  # by name
-    with pytest.raises(MalformedMessage, match="arrays instead of 2; differing"):
+    with pytest.raises(MalformedMessage, match="arrays in place of 2; missing"):
         layout.vector(two(names))
 
 
