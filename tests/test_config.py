@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import discreet
 from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.server.plan import planned
 from discreet.server.server_optimizer import ServerSGD
@@ -48,7 +49,11 @@ WRONG = {
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adam_server, ",
     "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: discreet simulate experiment=",
     "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of each",
-    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
+    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read: quote a value",
+    "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 is no NAME=VALUE that can be read: quote a value with special",
+    "experiment=default": "there is no experiment=default: without an experiment it is the default run",
+    "server.beta_1=0.5": "server.beta_1 must be left out with server.optimizer=sgd (got 0.5)",
+    "rounds='5'": "rounds must be a whole number, at least 1 (got the text '5')",
 }
 
 HABITS = {  # what people type, and the setting that a user-level run means
@@ -99,6 +104,16 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
         load_config(override.split())
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["out/größe", "~/runs", "out/日本"])
+def test_a_path_beyond_ascii_or_under_home_is_read_as_it_is_typed(path: str) -> None:
+    assert load_config([f"output_dir={path}"]).output_dir == str(Path(path).expanduser())
+
+
+def test_settings_in_a_list_are_refused_with_how_they_are_given() -> None:
+    with pytest.raises(TypeError, match=r"simulate takes each setting as a text of its own"):
+        discreet.simulate(["rounds=3"])
 
 
 def test_a_wrong_value_that_was_given_by_its_position_is_named_too() -> None:

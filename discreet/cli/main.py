@@ -38,8 +38,8 @@ VERBS = ANYWHERE | IN_A_PROJECT
 FILES = {"data": "own_table", "plan": "price"}  # of verbs whose file has another name, as no two files share one
 OF_SETTINGS = ("run", "simulate", "plan", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
 LOADS = (
-    "site",
     "export",
+    "site",
     "simulate",
     "tune",
     "audit",

@@ -180,7 +180,7 @@ class TrainingRun:
         self.refused |= stats.refused
         if self.evaluation and released.answers:
             count = released.replies, len(cohort)
-            self.evaluation.write(self.folder, before.round, released.answers, answered=count, also=self.on_round)
+            self.on_round(self.evaluation.write(self.folder, before.round, released.answers, answered=count))
         after = stats.added_to(state)
         facts = {"fraction_below": released.fraction_below, "cohort": len(cohort), "replies": released.replies}
         row = self._write(after, {"clip_norm": before.clip_norm, **facts}, stats, started)
@@ -219,7 +219,7 @@ class TrainingRun:
         if plan.event is None:
             self.folder.save_checkpoint(rated)
         count, spent = (stats.accepted, len(cohort)), self._epsilons(rated)
-        plan.write(self.folder, last.round, sums, answered=count, also=self.on_round, spent=spent)
+        self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
         if last.round < self.plan.run.rounds:
             self._note(self.silent_ratings, stats, asked=len(cohort))
         return rated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import cache, partial
@@ -45,6 +46,7 @@ ALIASES = {name: key for key, names in MEANT.items() for name in names}
 MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
 MAIN |= {"privacy.user.clip": "norm", "privacy.local": "kind"}  # what is meant if a group is given a value
 ABSENT = ("mechanism", None)
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 LONGEST_SHOWN = 200  # characters of a value in a message
 
 
@@ -190,10 +192,17 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
     rule, words = _rule_of(annotation), TYPES.get(first["type"], "")
     if rule is None:
         meant = f"; did you mean {key}.{MAIN[key]}?" if key in MAIN else ""
-        return ConfigError(f"{key} must be {words or first['msg']} (got {brief(first['input'])}){meant}")
+        return ConfigError(f"{key} must be {words or first['msg']} (got {_given(first)}){meant}")
     if words and rule.words.startswith(("at least", "within", "0 or")):
         rule = Rule(f"{words}, {rule.words}", rule.holds)
-    return _broken(key, rule, first["input"])
+    return _broken(key, rule, first["input"], shown=_given(first))
+
+
+def _given(first: Mapping[str, Any]) -> str:
+    """What was given in place of a value; a text that looks like the number that it should be is shown as a text."""
+    value = first["input"]
+    looks = isinstance(value, str) and first["type"] in ("int_type", "float_type") and NUMBER.fullmatch(value)
+    return f"the text {value!r}" if looks else brief(value)
 
 
 TYPES = {
@@ -226,6 +235,11 @@ def _alias_of(key: str, names: Sequence[str]) -> str:
 def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The end of a message about a misspelt word; empty if no name is like it."""
     return "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(str(word), list(names), 1, cutoff))
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy or of a tensor as Python's own; any other value as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
 def require(holds: bool, key: str, rule: str, got: object) -> None:
@@ -267,8 +281,9 @@ def require_one(given: Mapping[str, object], advice: str = ": give one, the othe
         raise ConfigError(f"{' and '.join(given)} are both {'missing' if all(missing) else 'given'}{advice}")
 
 
-def _broken(key: str, rule: Rule, value: object) -> ConfigError:
-    return ConfigError(f"{key} must be {rule.words} (got {brief(value)}{did_you_mean(value, rule.names)})")
+def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) -> ConfigError:
+    got = brief(value) if shown is None else shown
+    return ConfigError(f"{key} must be {rule.words} (got {got}{did_you_mean(value, rule.names)})")
 
 
 def brief(value: object) -> str:
