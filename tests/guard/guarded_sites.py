@@ -73,7 +73,10 @@ def open_folder() -> Iterator[Path]:
 
 def run(federation: Federation, name: str, app: Path, **config: object) -> str:
     """What `flwr run` of an app says; it has ended well."""
-    written = " ".join(f'{key.replace("_", "-")}="{value}"' if isinstance(value, str) else f"{key.replace('_', '-')}={value}" for key, value in config.items())
+    written = " ".join(
+        f'{key.replace("_", "-")}="{value}"' if isinstance(value, str) else f"{key.replace('_', '-')}={value}"
+        for key, value in config.items()
+    )
     copied = federation.folder / f"app-{name}"
     shutil.copytree(app, copied, ignore=shutil.ignore_patterns("__pycache__"))
     words = ["flwr", "run", str(copied), CONNECTION, "--stream", "--run-config", written]

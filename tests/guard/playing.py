@@ -99,7 +99,10 @@ class Played:
         started = time.monotonic()
         content = self.guard.answer(message(kind=kind), self.asked(attack), self.app)
         values = {
-            name: {key: np.asarray(each.numpy()).tolist() if hasattr(each, "numpy") else each for key, each in record.items()}
+            name: {
+                key: np.asarray(each.numpy()).tolist() if hasattr(each, "numpy") else each
+                for key, each in record.items()
+            }
             for name, record in content.items()
         }
         return {"content": values, "seconds": time.monotonic() - started}
