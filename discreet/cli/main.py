@@ -22,6 +22,7 @@ ANYWHERE = {
     "export": "a run's model as a folder that PyTorch and scikit-learn load alone",
     "status": "how a run stands, while it goes on or afterwards",
     "data": "a table of your own: proposes its description, checks it, splits it by owner",
+    "site": "a guarded site: splits its patients, checks its walls, tries an app",
     "new": "makes a project to start from: model, data, settings, tests",
 }
 IN_A_PROJECT = {
@@ -38,6 +39,7 @@ FILES = {"data": "own_table", "plan": "price"}  # of verbs whose file has anothe
 OF_SETTINGS = ("run", "simulate", "plan", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
 LOADS = (
     "export",
+    "site",
     "simulate",
     "tune",
     "audit",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -108,11 +108,10 @@ class EvaluationPlan:
         sums: Sums,
         *,
         answered: tuple[int, int],
-        also: Callable[[Mapping[str, object]], None],
         spent: Mapping[str, float] | None = None,
-    ) -> None:
-        """Adds to the row of round `number` how good the model after it is, says it, and tells `also`. `answered`:
-        how many of how many clients did. `spent`: the epsilons, if the row is to include what this has cost."""
+    ) -> dict[str, object]:
+        """Adds to the row of round `number` how good the model after it is, says it, and returns it. `answered`: how
+        many of how many clients did. `spent`: the epsilons, if the row is to include what this has cost."""
         noise_alone, found = self.query.read(replace(sums, probability=1.0)), self.query.read(sums)
         rated = [Rated(of, x.value, x.standard_error, noise_alone[of].standard_error) for of, x in found.items()]
         added = dict[str, float | None]()
@@ -122,7 +121,6 @@ class EvaluationPlan:
         auc = [part for part in self.query.noised(sums) if part.block.name == "auc"]
         write_roc(folder.path / "roc.csv", number, [point for part in auc for point in roc_points(part)])
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
-        also({"round": number, **added})
         fields, said = {"event": "evaluation", "round": number, **added}, ", ".join(map(str, rated))
         level = logging.INFO
         if not answered[0]:
@@ -130,6 +128,7 @@ class EvaluationPlan:
             said += ". Nobody gave a usable answer: these numbers are noise alone"
         facts = number, *answered, said
         logger.log(level, "the model after round %d, by %d of %d clients: %s", *facts, extra={"fields": fields})
+        return {"round": number, **added}
 
 
 def statistics_noise(plan: Plan, length: int) -> AnswerRelease:

@@ -180,7 +180,7 @@ class TrainingRun:
         self.refused |= stats.refused
         if self.evaluation and released.answers:
             count = released.replies, len(cohort)
-            self.evaluation.write(self.folder, before.round, released.answers, answered=count, also=self.on_round)
+            self.on_round(self.evaluation.write(self.folder, before.round, released.answers, answered=count))
         after = stats.added_to(state)
         facts = {"fraction_below": released.fraction_below, "cohort": len(cohort), "replies": released.replies}
         row = self._write(after, {"clip_norm": before.clip_norm, **facts}, stats, started)
@@ -219,7 +219,7 @@ class TrainingRun:
         if plan.event is None:
             self.folder.save_checkpoint(rated)
         count, spent = (stats.accepted, len(cohort)), self._epsilons(rated)
-        plan.write(self.folder, last.round, sums, answered=count, also=self.on_round, spent=spent)
+        self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
         if last.round < self.plan.run.rounds:
             self._note(self.silent_ratings, stats, asked=len(cohort))
         return rated
@@ -277,7 +277,7 @@ class TrainingRun:
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         stats.log_failures()
-        notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm)
+        notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm, learns=improves(self.rows))
         for name, note in notes.items():
             if name not in self.warned:
                 logger.warning("%s", self.context.says(note))
@@ -328,22 +328,37 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
     )
 
 
-def clip_notes(clip: ClipConfig, shares: Sequence[float], clip_norm: float) -> dict[str, str]:
+def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
+    """True if the model got better over the last rounds that were rated, by public numbers alone: its loss is 1 % less,
+    or its score is 0.01 more. None if fewer than two of the last rounds were rated."""
+    last = rows[-CUT_ROUNDS:]
+    losses = [row["loss"] for row in last if row["loss"] is not None]
+    scores = [row[main_score(row)] for row in last if row.get(main_score(row)) is not None]
+    if max(len(losses), len(scores)) < 2:
+        return None
+    is_better = len(losses) > 1 and losses[-1] < 0.99 * losses[0]
+    return is_better or (len(scores) > 1 and scores[-1] > scores[0] + 0.01)
+
+
+def clip_notes(
+    clip: ClipConfig, shares: Sequence[float], clip_norm: float, *, learns: bool | None = None
+) -> dict[str, str]:
     """Warnings of an adaptive clip norm that lets a model learn little, by what they are about: from the noised shares
-    of norms within the clip norm of each round so far, and the clip norm of the next round."""
+    of norms within the clip norm of each round so far, and the clip norm of the next round. A model that `learns` is
+    not warned of."""
     if not shares:
         return {}
     last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, clip.target_quantile / 2), {}
-    if len(last) == CUT_ROUNDS and max(last) < least:
+    if not learns and len(last) == CUT_ROUNDS and max(last) < least:
+        seen = "" if learns is None else ", and the model does not get better"
         notes["cut"] = (
-            f"in {CUT_ROUNDS} rounds in a row a share below {least:g} of the updates was within the clip norm, "
-            f"which is {clip_norm:.3g} now: nearly all are cut, and the model learns little. Begin with a larger "
-            f"privacy.user.clip.norm, such as {10 * clip_norm:.1g}"
+            f"more than {100 * (1 - least):g} % of the updates were clipped in each of the last {CUT_ROUNDS} rounds"
+            f"{seen}. The clip norm is {clip_norm:.3g} now: consider a larger privacy.user.clip.norm"
         )
     if clip_norm >= clip.ceiling:
         notes["ceiling"] = (
-            f"the clip norm has reached privacy.user.clip.max={clip.ceiling:g} and grows no further: either noise "
-            "drives the model, or privacy.user.clip.norm, the first one, was far too small"
+            f"the clip norm has reached its maximum, privacy.user.clip.max={clip.ceiling:g}: either noise "
+            "drives the model, or the first one, privacy.user.clip.norm, was far too small"
         )
     return notes
 

@@ -18,7 +18,8 @@ from discreet.deployment.local_federation import Federation, empty_federation
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from tests.guard.unprivileged import NOBODY, ROOT, as_nobody
 
-RUN_SECONDS = 500.0
+RUN_SECONDS = 240.0
+PATIENTS_APP = ROOT / "examples" / "patients"
 
 
 def names_of(count: int) -> list[str]:
@@ -81,10 +82,14 @@ def run(federation: Federation, name: str, app: Path, **config: object) -> str:
     shutil.copytree(app, copied, ignore=shutil.ignore_patterns("__pycache__"))
     words = ["flwr", "run", str(copied), CONNECTION, "--stream", "--run-config", written]
     process: subprocess.Popen[bytes] = federation.start(name, words)
-    wait_until(lambda: process.poll() is not None, RUN_SECONDS, f"flwr run of {name} is over")
+    nodes = {each: federation.processes[each] for each in federation.processes if each.startswith("node-")}
+
+    def over() -> bool:
+        ended = [each for each, node in nodes.items() if node.poll() is not None]
+        assert not ended, federation.says(ended[0])
+        return process.poll() is not None
+
+    wait_until(over, RUN_SECONDS, f"flwr run of {name} is over")
     said = federation.says(name)
     assert process.returncode == 0, said
     return said
-
-
-__all__ = ["ROOT", "guarded_federation", "names_of", "open_folder", "owned", "run", "start"]

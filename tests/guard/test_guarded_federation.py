@@ -17,12 +17,11 @@ from discreet.deployment.local_federation import Federation
 from discreet.guard.patient_blocks import split_site
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import STATE_VARIABLE
-from tests.guard.guarded_sites import ROOT, guarded_federation, open_folder, run
+from tests.guard.guarded_sites import PATIENTS_APP, guarded_federation, open_folder, run
 from tests.guard.made import HOSTILE, guard_toml
 from tests.guard.test_attacks import can_not
 
 SITES, BLOCKS, ROUNDS, NOISE, DELTA = 4, 4, 2, 4.0, 1e-5
-PATIENTS = ROOT / "examples" / "patients"
 
 
 def make_site(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -58,7 +57,7 @@ def test_an_ordinary_app_trains_and_each_site_has_paid(
     test = federation.folder / "test.csv"
     test.write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
     config = {"features": 2, "test": str(test), "guard_noise_multiplier": NOISE}
-    said = run(federation, "patients", PATIENTS, num_server_rounds=ROUNDS, server_momentum=0.0, **config)
+    said = run(federation, "patients", PATIENTS_APP, num_server_rounds=ROUNDS, server_momentum=0.0, **config)
     assert len(re.findall(r"Received 4 results and 0 failures", said)) == ROUNDS, said
     expected = PLDAccountant().compose(GaussianDpEvent(NOISE), ROUNDS).get_epsilon(DELTA)
     for folder in folders:

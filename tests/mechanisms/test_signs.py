@@ -114,6 +114,12 @@ def test_a_request_names_a_mechanism_only_if_there_is_one() -> None:
     assert NAME in write_json(client_settings(config()))
 
 
+def test_a_word_that_names_no_class_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^privacy\.user\.mechanism must be package\.module:Class \(got laplace\)"):
+        run(tmp_path / "run", "privacy.user.mechanism=laplace")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("words", [("evaluation.kind=private",), ("privacy.user.mechanism=nowhere:Nothing",)])
 def test_what_it_can_not_do_and_a_name_of_nothing_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.kind|privacy\.user\.mechanism"):
