@@ -131,8 +131,8 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
         sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
-        facts = {"chance_loss": chance_loss(config.task, task), "constant": constant_guess(task, config.task)}
-        planned = partial(Plan, num_params=num_params, query=query, **facts)
+        chance, constant = chance_loss(config.task, task), constant_guess(task, config.task)
+        planned = partial(Plan, num_params=num_params, query=query, chance_loss=chance, constant=constant)
         plan = planned(config, asked=settings)
         PopulationAccount.of(plan)
         check_noise(plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds))))
