@@ -93,7 +93,7 @@ def planted(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
 def test_no_door_imports_what_a_server_names_and_the_owner_does_not(
     door: Door, setting: str, name: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = planted(tmp_path, monkeypatch, "def boom(*given): raise KeyboardInterrupt")
+    mark = planted(tmp_path, monkeypatch, "def boom(*given): raise SystemExit")
     said = door(told(**{setting: name}), set_up(tmp_path, OWN if own else None))
     assert said.endswith(f"={name} is not the {setting} that this node's data.toml allows")
     assert not mark.exists()
