@@ -26,8 +26,6 @@ from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised, event_of
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
-from discreet.server.data_questions import statistics_noise
-from discreet.server.model_ratings import rating_plan
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.mechanisms.round_state import RoundStart
@@ -42,6 +40,8 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.query import EVALUATION, STATISTICS, query_of
 from discreet.server.cohort_sampling import CohortSampling
+from discreet.server.data_questions import statistics_noise
+from discreet.server.model_ratings import rating_plan
 from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER

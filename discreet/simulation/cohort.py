@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, Numbers, client_examples_of
-from discreet.server.model_ratings import answers_of
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import RoundStart
@@ -38,6 +37,7 @@ from discreet.privacy.randomness import RandomSource, secure_source, seeded_sour
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EPSILONS, TrainRequest
 from discreet.queries.query import Query
+from discreet.server.model_ratings import answers_of
 from discreet.server.plan import Plan
 from discreet.server.transport import Failure
 from discreet.settings.privacy import EXAMPLE
