@@ -1,0 +1,323 @@
+"""Functions of PyTorch that run for all examples at once, below vmap (`alone.py`).
+
+A rule is given the pass and the function's arguments: values of one example, trainable parameters, and what is the same
+for all. It gives tensors of all examples, (n, ...), or NotImplemented, and notes where parameters are used. Then the
+norms of all gradients follow from inputs and output gradients, without building them (`terms.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from discreet.per_example.alone import RULES, Alone
+from discreet.per_example.convolution import CONVOLUTION_RULES
+from discreet.per_example.lanes import is_lane
+from discreet.per_example.recurrent import RECURRENT_RULES
+from discreet.per_example.terms import Lookup, Rows, Slot, Term, product_terms
+
+
+def positions(values: Tensor) -> Tensor:
+    """(n, ..., d) as (n, d) or (n, T, d)."""
+    rows = values.reshape(len(values), -1, values.shape[-1])
+    return rows[:, 0] if rows.shape[1] == 1 else rows
+
+
+def _fits(*parameters: Any) -> bool:
+    """True if no parameter is a value of each example's own."""
+    return not any(is_lane(value) for value in parameters)
+
+
+def _product(alone: Alone, inputs: Tensor, weight: Tensor, bias: Tensor | None, *, turned: bool) -> Any:
+    """inputs @ weight.T + bias, or with `turned` inputs @ weight + bias."""
+    if weight.dim() != 2 or not _fits(weight, bias) or inputs.dim() < 1:
+        return NotImplemented
+    held, added = alone.slot(weight), alone.slot(bias)
+    rows = alone.rows(inputs)
+    # On rows: of more dimensions the outputs would be a view, whose edge an activation in place would move.
+    flat = rows.reshape(-1, rows.shape[-1])
+    outputs = functional.linear(flat, weight.t() if turned else weight, bias)
+    shape = (*rows.shape[:-1], outputs.shape[-1])
+    if held is not None or added is not None:
+
+        def terms(grads: Tensor) -> list[Term]:
+            return product_terms(held, added, positions(rows), positions(grads.view(shape)), turned=turned)
+
+        alone.note(outputs, terms)
+    return outputs.view(shape)
+
+
+def _linear(alone: Alone, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
+    return _product(alone, input, weight, bias, turned=False)
+
+
+def _addmm(alone: Alone, bias: Tensor, inputs: Tensor, weight: Tensor, **named: Any) -> Any:
+    if named or bias.dim() != 1 or is_lane(weight):
+        return NotImplemented
+    return _product(alone, inputs, weight, bias, turned=True)
+
+
+def _matmul(alone: Alone, left: Tensor, right: Tensor) -> Any:
+    if is_lane(right) or right.dim() != 2 or not is_lane(left):
+        return NotImplemented
+    return _product(alone, left, right, None, turned=True)
+
+
+def _embedding(
+    alone: Alone,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if is_lane(weight) or scale_grad_by_freq:
+        return NotImplemented
+    slot, ids = alone.slot(weight), alone.rows(indices)
+    outputs = torch.embedding(weight, ids, padding_idx)
+    if slot is not None:
+        alone.note(outputs, lambda grads: [_lookup(slot, ids, grads, padding_idx)])
+    return outputs
+
+
+def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
+    places = ids.long().reshape(len(ids), -1)
+    rows = grads.reshape(*places.shape, grads.shape[-1])
+    return Lookup(slot, places, rows if padding < 0 else rows.masked_fill((places == padding).unsqueeze(2), 0))
+
+
+def _embedding_bag(alone: Alone, input: Tensor, weight: Tensor, offsets: Any = None, **named: Any) -> Any:  # noqa: A002
+    mode, padding = named.get("mode", "mean"), named.get("padding_idx")
+    if offsets is not None or named.get("per_sample_weights") is not None or input.dim() != 2 or is_lane(weight):
+        return NotImplemented
+    slot, ids = alone.slot(weight), alone.rows(input)
+    if slot is None or mode not in ("sum", "mean") or ids.shape[1] != 1:
+        return NotImplemented
+    ids = ids[:, 0]
+    outputs = functional.embedding_bag(ids, weight, mode=mode, padding_idx=padding)
+
+    def terms(grads: Tensor) -> list[Term]:
+        shares = torch.ones_like(ids, dtype=grads.dtype) if padding is None else (ids != padding).to(grads)
+        if mode == "mean":
+            shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
+        return [Lookup(slot, ids.long(), shares.unsqueeze(2) * grads.unsqueeze(1))]
+
+    return alone.note(outputs, terms).unsqueeze(1)
+
+
+Gather = Callable[[Tensor], Tensor]
+
+
+def _scaled(alone: Alone, outputs: Tensor, scales: Sequence[Any], normal: Callable[[], Tensor], gather: Gather) -> None:
+    """Notes outputs = normal * weight + bias. `gather`: sums the positions at which an example uses an entry."""
+    held, added = map(alone.slot, scales)
+    if held is None and added is None:
+        return
+
+    def terms(grads: Tensor) -> list[Term]:
+        found: list[Term] = [] if held is None else [Rows(held, gather(grads * normal()))]
+        return found if added is None else [*found, Rows(added, gather(grads))]
+
+    alone.note(outputs, terms)
+
+
+def _layer_norm(
+    alone: Alone, input: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any  # noqa: A002
+) -> Any:
+    if not _fits(weight, bias):
+        return NotImplemented
+    rows, shape = alone.rows(input), list(shape)
+    return _normed(alone, functional.layer_norm(rows, shape, eps=eps), len(shape), weight, bias)
+
+
+def _rms_norm(alone: Alone, input: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002
+    if not _fits(weight):
+        return NotImplemented
+    rows, shape = alone.rows(input), list(shape)
+    return _normed(alone, functional.rms_norm(rows, shape, eps=eps), len(shape), weight, None)
+
+
+def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> Tensor:
+    outputs = normal
+    if weight is not None:  # by itself: the gradient needs what comes before
+        outputs = normal * weight if bias is None else torch.addcmul(bias, normal, weight)
+
+    def gather(values: Tensor) -> Tensor:
+        between = tuple(range(1, values.dim() - dims))
+        return values.sum(between) if between else values
+
+    if weight is not None:
+        _scaled(alone, outputs, (weight, bias), lambda: normal, gather)
+    return outputs
+
+
+def _channels(values: Tensor) -> Tensor:
+    """(N, channels, space...) -> (N, channels)."""
+    return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
+
+
+def _summed(values: Tensor, count: int) -> Tensor:
+    """The sums over the batches that an example has made, (n * k, ...) -> (n, ...)."""
+    return values if len(values) == count else values.unflatten(0, (count, -1)).sum(1)
+
+
+def _group_norm(
+    alone: Alone, input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any  # noqa: A002
+) -> Any:
+    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
+    a second time."""
+    if not _fits(weight, bias):
+        return NotImplemented
+    rows = alone.rows(input)
+    inputs = rows.flatten(0, 1)
+    last = inputs.dim() == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=torch.channels_last)
+    inputs = inputs if last else inputs.contiguous()
+    count, channels = inputs.shape[:2]
+    size = inputs[0, 0].numel()
+    outputs, mean, scale = torch.native_group_norm(inputs, weight, bias, count, channels, size, groups, eps)
+    held, added = alone.slot(weight), alone.slot(bias)
+
+    def terms(grads: Tensor) -> list[Term]:
+        sums = _channels(grads)
+        found: list[Term] = [] if added is None else [Rows(added, _summed(sums, alone.count))]
+        if held is None:
+            return found
+        products, shifts = (value.view(count, groups, -1) for value in (_channels(grads * inputs), sums))
+        values = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(count, channels)
+        return [Rows(held, _summed(values, alone.count)), *found]
+
+    if held is not None or added is not None:
+        alone.note(outputs, terms)
+    return outputs.unflatten(0, rows.shape[:2])
+
+
+def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:  # noqa: A002
+    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
+    weight, bias, mean, variance, training, _, eps = args[:7]
+    if not _fits(weight, bias, mean) or (training and (name == "batch_norm" or mean is not None)):
+        return NotImplemented
+    rows = alone.rows(input)
+    inputs = rows.flatten(0, 1)
+    run: Any = partial(functional.instance_norm, use_input_stats=training)
+    if name == "batch_norm":
+        run = functional.batch_norm
+    outputs = run(inputs, mean, variance, weight, bias, eps=eps)
+
+    def normal() -> Tensor:
+        return run(inputs, mean, variance, eps=eps)  # type: ignore[no-any-return]
+
+    _scaled(alone, outputs, (weight, bias), normal, lambda values: _summed(_channels(values), alone.count))
+    return outputs.unflatten(0, rows.shape[:2])
+
+
+def _attention(
+    alone: Alone, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **named: Any
+) -> Any:
+    """No parameters: vmap would take it apart."""
+    mask, parts = named.pop("attn_mask", attn_mask), (query, key, value)
+    wide = query.dim()
+    if wide not in (3, 4) or any(part.dim() != wide for part in parts) or any(alone.slot(part) for part in parts):
+        return NotImplemented
+    rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
+    if isinstance(mask, Tensor):
+        if alone.slot(mask) is not None:
+            return NotImplemented
+        if is_lane(mask):
+            mask = alone.rows(mask)
+            mask = mask.reshape(len(mask), *[1] * (wide - mask.dim() + 1), *mask.shape[1:])
+            mask = mask.expand(len(mask), query.shape[0] if wide == 4 else 1, *mask.shape[2:]).flatten(0, 1)
+            mask = mask if wide == 4 else mask.expand(len(rows[0]), *mask.shape[1:])
+    found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, *args, **named)
+    return found.unflatten(0, (alone.count, -1)) if wide == 4 else found
+
+
+def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:  # noqa: A002
+    """Draws as for a batch, in the order of the examples."""
+    rows = alone.rows(input)
+    run = getattr(torch, name)
+    if "feature" not in name:
+        return run(rows, p, training)
+    return run(rows.flatten(0, 1), p, training).unflatten(0, rows.shape[:2])
+
+
+def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:  # noqa: A002
+    slot = alone.slot(weight)
+    if slot is None or is_lane(weight):
+        return NotImplemented
+    rows = alone.rows(input)
+    wide = (-1, *[1] * (rows.dim() - 3)) if weight.numel() > 1 else (1,)
+    outputs = torch.where(rows > 0, rows, rows * weight.view(wide))
+    low = rows.detach().clamp(max=0)
+
+    def terms(grads: Tensor) -> list[Term]:
+        products = grads * low
+        if weight.numel() == 1:
+            return [Rows(slot, products.flatten(1).sum(1, keepdim=True))]
+        return [Rows(slot, products.sum([dim for dim in range(1, products.dim()) if dim != 2]))]
+
+    return alone.note(outputs, terms)
+
+
+def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+    """Sequences packed by their lengths, which have to be equal: examples of equal lengths run together."""
+    if not is_lane(lengths) or lengths.shape != (1,):
+        return NotImplemented
+    sizes = alone.rows(lengths)[:, 0]
+    alone.split_by(sizes, "pack_padded_sequence")
+    rows = alone.rows(inputs).squeeze(1 if batch_first else 2)
+    return rows[:, : int(sizes[0])], torch.ones(int(sizes[0]), dtype=torch.int64)
+
+
+def _pad(
+    alone: Alone, data: Tensor, sizes: Tensor, batch_first: bool, padding: float, total: int
+) -> Any:
+    """Packed sequences of equal lengths, padded again."""
+    if not is_lane(data) or is_lane(sizes):
+        return NotImplemented
+    rows = alone.rows(data)
+    more = max(total, 0) - rows.shape[1]
+    if more > 0:
+        rows = functional.pad(rows, (*[0, 0] * (rows.dim() - 2), 0, more), value=padding)
+    return rows.unsqueeze(1 if batch_first else 2), torch.full((alone.count, 1), len(sizes))
+
+
+def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
+    """The CTC loss of log probabilities (T, 1, classes), targets (1, S), and the lengths of both."""
+    if not (is_lane(probabilities) and is_lane(targets)) or targets.dim() != 2 or probabilities.dim() != 3:
+        return NotImplemented
+    rows = alone.rows(probabilities)[:, :, 0].transpose(0, 1)
+    lengths = [alone.rows(part)[:, 0] if isinstance(part, Tensor) else part for part in args[:2]]
+    if not all(isinstance(part, Tensor) for part in lengths) or (args[3:4] or (named.get("reduction"),))[0] not in (0, "none"):
+        return NotImplemented
+    found: Tensor = torch.ctc_loss(rows, alone.rows(targets)[:, 0], *lengths, *args[2:], **named)
+    return found.unsqueeze(1)
+
+
+RULES.update(
+    {
+        "linear": _linear,
+        "addmm": _addmm,
+        "matmul": _matmul,
+        "mm": _matmul,
+        "embedding": _embedding,
+        "embedding_bag": _embedding_bag,
+        "layer_norm": _layer_norm,
+        "rms_norm": _rms_norm,
+        "group_norm": _group_norm,
+        "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
+        "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
+        "scaled_dot_product_attention": _attention,
+        "prelu": _prelu,
+        "pack_padded_sequence": _pack,
+        "pad_packed_sequence": _pad,
+        "ctc_loss": _ctc,
+        **{name: partial(_dropout, name) for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")},
+        **CONVOLUTION_RULES,
+        **RECURRENT_RULES,
+    }
+)
