@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 from discreet.per_example.alone import tensors_of
 from discreet.per_example.any_model import OfMany, plain_gradient
 from discreet.per_example.attributes import put_back
-from discreet.per_example.branches import Questions
+from discreet.per_example.branches import Questions, Split
 from discreet.per_example.functions import function_of
-from discreet.per_example.objective import Objective, Tree, mapped, objective_of, rows_of
-from discreet.per_example.passes import Part, passes
+from discreet.per_example.objective import Objective, Tree, filled, mapped, objective_of, rows_of
+from discreet.per_example.passes import FEWEST, Part, one_pass, passes
 from discreet.per_example.refusals import CONFUSED, MixesExamples, Unserved, place
 from discreet.per_example.terms import Parts
 from discreet.per_example.trial import (
@@ -44,16 +44,17 @@ _TRIALS = 3
 
 class _EachRow:
     """A loss to which every number of each example's outputs counts otherwise. Outputs without a row for each example,
-    such as a mean, do not count; `of` finds them in those of `ROWS` examples."""
+    such as a mean, do not count."""
 
     __module__ = "discreet.per_example.agreement"
 
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
 
-    def of(self, outputs: Any) -> None:
+    def of(self, outputs: Any, count: int = ROWS) -> None:
+        """Finds them in the outputs for so many examples."""
         shapes = (list(map(int, value.shape)) for value in floats_in(outputs))
-        self.found = [(place, sizes.index(ROWS)) for place, sizes in enumerate(shapes) if ROWS in sizes]
+        self.found = [(place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes]
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
         values, count = floats_in(outputs), len(targets)
@@ -91,19 +92,47 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
 
 
 def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
-    """Raises MixesExamples unless the outputs of examples together are those of each alone."""
-    targets = objective.zeros(ROWS)
+    """Raises MixesExamples unless the outputs of examples together are those of each alone; those of examples that
+    answer the questions of the forward alike, if they answer differently."""
     with torch.no_grad(), put_back(objective.kept):
-        whole = objective.outputs(examples)
-        loss.of(whole)
-        together = loss(whole, targets)
-        alone = []
-        for place in range(ROWS):
-            with put_back(objective.kept), OfMany():
-                one = slice(place, place + 1)
-                alone.append(loss(objective.outputs(rows_of(examples, one)), targets[one]))
-    if differ(together, torch.cat(alone), COARSE_AGREEMENT if objective.rounds else AGREEMENT):
-        raise MixesExamples(_first_difference(objective, examples))
+        try:
+            loss.of(objective.outputs(examples))
+        except CONFUSED:  # a batch whose lengths have to fall, say: if it is not wrong for each alone, nothing is known
+            loss.of(objective.outputs(rows_of(examples, slice(0, 1))), 1)
+            return
+        alone = torch.cat([_valued(objective, rows_of(examples, slice(at, at + 1)), 1) for at in range(ROWS)])
+    waiting = [torch.arange(ROWS)]
+    while waiting:
+        places = waiting.pop()
+        some = rows_of(examples, places)
+        if not differ(_valued(objective, some, len(places)), alone[places], _agreement(objective)):
+            continue
+        groups = _groups(objective, some, len(places))
+        if len(groups) < 2:
+            raise MixesExamples(_first_difference(objective, examples))
+        waiting += [places[group] for group in groups]
+
+
+@torch.no_grad()
+def _valued(objective: Objective, examples: Tree, count: int) -> Tensor:
+    with put_back(objective.kept), OfMany():
+        return objective.loss(objective.outputs(examples), objective.zeros(count))
+
+
+def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
+    """The places of examples that answer alike."""
+    try:
+        rows = max(count, FEWEST)
+        one_pass(objective, filled(examples, rows), objective.zeros(rows))
+    except Split as split:
+        return split.groups(count)
+    except Unserved:
+        pass
+    return []
+
+
+def _agreement(objective: Objective) -> float:
+    return COARSE_AGREEMENT if objective.rounds else AGREEMENT
 
 
 def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
@@ -162,7 +191,7 @@ def _settled(objective: Objective, examples: Tree, questions: Questions) -> Ques
 def _tried_on(objective: Objective, examples: Tree, questions: Questions) -> str:
     targets = objective.zeros(ROWS)
     found = _rows(objective, passes(objective, examples, targets, questions))
-    part = COARSE_AGREEMENT if objective.rounds else AGREEMENT
+    part = _agreement(objective)
     for place in range(ROWS):
         one = slice(place, place + 1)
         with put_back(objective.kept):

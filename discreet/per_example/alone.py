@@ -15,6 +15,7 @@ What examples share is not written: not parameters and buffers, nor anything els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +32,13 @@ from discreet.per_example.terms import Rows, Slot, Term
 Terms = Callable[[Tensor], list[Term]]
 Use = tuple[GradientEdge, Terms]
 _NESTED = (list, tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A result of a rule that is the same for all examples."""
+
+    value: Any
 
 
 class Alone(TorchFunctionMode):
@@ -111,6 +119,8 @@ class Alone(TorchFunctionMode):
         """Tensors of all examples (n, ...) in the place of which the forward sees those of one."""
         if isinstance(result, Tensor):
             return one_of(result, self.level)
+        if isinstance(result, Shared):
+            return result.value
         if isinstance(result, _NESTED):
             return type(result)(map(self._lifted, result))
         return result
@@ -123,9 +133,14 @@ class Alone(TorchFunctionMode):
             self._check_writes(args[0], name)
         elif name == "squeeze" and len(args) == 1 and not named and is_lane(args[0]):
             return squeezed(args[0])
+        elif name == "view" and is_lane(args[0]) and not isinstance(args[1], torch.dtype):
+            func = _viewing(args[0])
         elif name == "data" and self.slot(args[0]) is not None:
             return func(*args)
         args, named = self._with_copies(args, named)
+        if named.get("generator") is not None:  # the same numbers for all, as its state is theirs
+            with below():
+                return func(*args, **named)
         result = func(*args, **named)
         if name in FILLED and isinstance(result, Tensor) and 1 in result.shape and not is_lane(result):
             return self._filled(result)
@@ -223,6 +238,11 @@ def squeezed(value: Tensor) -> Tensor:
     """The first dimension stays: of a batch of several examples `squeeze()` would not take it away."""
     dims = tuple(dim for dim in range(1, value.dim()) if value.shape[dim] == 1)
     return value.squeeze(dims) if dims else value
+
+
+def _viewing(value: Tensor) -> Any:
+    """`view`, or `reshape` where a rule has put other dimensions last in memory than the forward expects."""
+    return Tensor.view if all_of(value).is_contiguous() else Tensor.reshape
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:

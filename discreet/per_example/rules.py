@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.alone import RULES, Alone
+from discreet.per_example.alone import RULES, Alone, Shared
 from discreet.per_example.convolution import CONVOLUTION_RULES
 from discreet.per_example.lanes import is_lane
 from discreet.per_example.recurrent import RECURRENT_RULES
@@ -270,7 +270,7 @@ def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> A
     sizes = alone.rows(lengths)[:, 0]
     alone.split_by(sizes, "pack_padded_sequence")
     rows = alone.rows(inputs).squeeze(1 if batch_first else 2)
-    return rows[:, : int(sizes[0])], torch.ones(int(sizes[0]), dtype=torch.int64)
+    return rows[:, : int(sizes[0])], Shared(torch.ones(int(sizes[0]), dtype=torch.int64))
 
 
 def _pad(
