@@ -192,13 +192,13 @@ def _tried_on(objective: Objective, examples: Tree, questions: Questions) -> str
     targets = objective.zeros(ROWS)
     found = _rows(objective, passes(objective, examples, targets, questions))
     part = _agreement(objective)
-    for place in range(ROWS):
-        one = slice(place, place + 1)
+    for at in range(ROWS):
+        one = slice(at, at + 1)
         with put_back(objective.kept):
             alone = plain_gradient(objective, rows_of(examples, one), targets[one])
         margin = max(float(value.norm()) for value in alone) * part
         pairs = zip(objective.slots.values(), alone, strict=True)
-        if any(float((found[place][slot.index] - value).norm()) > margin for slot, value in pairs):
+        if any(float((found[at][slot.index] - value).norm()) > margin for slot, value in pairs):
             return "a made-up example has other gradients alone"
     return ""
 
@@ -207,11 +207,11 @@ def _rows(objective: Objective, parts: Iterable[Part]) -> list[Parts]:
     """The gradient of each example by itself."""
     found = [objective.parts() for _ in range(ROWS)]
     for part in parts:
-        for row, place in enumerate(range(ROWS) if part.places is None else part.places.tolist()):
+        for row, at in enumerate(range(ROWS) if part.places is None else part.places.tolist()):
             chosen = objective.zeros(part.rows)
             chosen[row] = 1
             for term in part.terms:
-                term.add_to(found[place], chosen, 1.0)
+                term.add_to(found[at], chosen, 1.0)
     return found
 
 
@@ -238,7 +238,7 @@ def _is_float(value: Any) -> bool:
 def _first_difference(objective: Objective, examples: Tree) -> str:
     """The first call whose results for several examples are not those of each alone, one after the other."""
     every = list[list[tuple[str, str, list[Tensor]]]]()
-    for some in (slice(None), *(slice(place, place + 1) for place in range(ROWS))):
+    for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
         with put_back(objective.kept), OfMany(), _Calls() as calls:
             objective.outputs(rows_of(examples, some))
         every.append(calls.seen)

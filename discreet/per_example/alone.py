@@ -3,7 +3,7 @@
 So nothing can mix examples, whatever the forward does, and nothing has to be checked for it. A `TorchFunctionMode` sees
 the functions that the forward calls:
 
-- One with a rule (`rules.py`) runs for all examples at once, below vmap. If it reads trainable parameters, it notes the
+- One with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads trainable parameters, it notes the
   edge at which the gradients of its outputs will appear, and the terms that follow from them.
 - Any other use of a trainable parameter is given a copy for each example, whose gradients are built. So there is no use
   of a parameter that is not served.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ from discreet.per_example.terms import Rows, Slot, Term
 
 Terms = Callable[[Tensor], list[Term]]
 Use = tuple[GradientEdge, Terms]
+Rule = Callable[..., Any]
 _NESTED = (list, tuple)
+_NOTHING: Mapping[Question, bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Alone(TorchFunctionMode):
 
     Attributes:
       slots: of trainable parameters, by identity.
+      rules: by the names of functions.
       uses: where output gradients will appear, and the terms that follow from them.
       settled: questions that have one answer for every batch.
     """
@@ -55,11 +59,13 @@ class Alone(TorchFunctionMode):
         slots: Mapping[int, Slot],
         count: int,
         modules: Sequence[nn.Module],
-        settled: Mapping[Question, bool] | None = None,
+        *,
+        rules: Mapping[str, Rule],
+        settled: Mapping[Question, bool] = _NOTHING,
     ) -> None:
         super().__init__()
         self.slots, self.count, self.uses = slots, count, list[Use]()
-        self.settled, self.questions = settled or {}, 0
+        self.rules, self.settled, self.questions = rules, settled, 0
         self.modules, self.held = modules, state_of(modules)
         self.device = self.held[0][0].device if self.held else torch.device("cpu")
         self.drawn = _draws(self.device)
@@ -71,7 +77,7 @@ class Alone(TorchFunctionMode):
     def __enter__(self) -> Any:
         if self.level < 0:
             self.level = level()
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def slot(self, value: Any) -> Slot | None:
         """The slot of a trainable parameter, None for another value."""
@@ -93,7 +99,7 @@ class Alone(TorchFunctionMode):
     ) -> Any:
         named, function = kwargs or {}, function_of(func)
         is_python = function.is_python and func is not self.inner
-        rule = RULES.get(function.name)
+        rule = self.rules.get(function.name)
         if rule is not None and not function.writes and is_python == (function.name in PYTHON):
             result = self._ruled(rule, args, named)
             if result is not NotImplemented:
@@ -147,7 +153,7 @@ class Alone(TorchFunctionMode):
         return result
 
     def _filled(self, value: Tensor) -> Tensor:
-        """A new tensor that may have the batch, of one, among its dimensions: each example has its own to write into."""
+        """A new tensor that may have the batch, of one, among its dimensions: each example has its own."""
         with below():
             rows = value.expand(self.count, *value.shape).clone()
         return one_of(rows, self.level)
@@ -229,8 +235,6 @@ class Alone(TorchFunctionMode):
         return next((name for name, value in named if is_it(value)), "its parameters or buffers")
 
 
-Rule = Callable[..., Any]
-RULES: dict[str, Rule] = {}  # by the name of the function; `rules.py` fills it
 PYTHON = {"embedding_bag", "lstm_layer", "multi_head_attention"}  # functions with rules that are written in Python
 
 

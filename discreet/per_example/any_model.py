@@ -19,6 +19,7 @@ from discreet.per_example.alone import Alone, squeezed
 from discreet.per_example.attributes import put_back
 from discreet.per_example.branches import Split
 from discreet.per_example.functions import called_inside, function_of
+from discreet.per_example.layer_rules import RULES
 from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, filled, rows_of
 from discreet.per_example.passes import FEWEST, side_by_side
 from discreet.per_example.refusals import Unserved
@@ -100,7 +101,7 @@ def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, module
       ValueError: the forward changes its parameters or buffers.
     """
     count, rows = len(inputs), max(len(inputs), FEWEST)
-    alone = Alone({}, rows, modules)
+    alone = Alone({}, rows, modules, rules=RULES)
     try:
         with put_back(modules):
             found = side_by_side(alone, forward, filled(inputs, rows))

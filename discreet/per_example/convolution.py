@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from discreet.per_example.alone import Alone, Rule
-from discreet.per_example.lanes import is_lane
+from discreet.per_example.lanes import is_lane, parted
 from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, grams_are_cheaper
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
@@ -140,7 +140,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
     name = f"conv_transpose{dims}d" if turned else f"conv{dims}d"
     run: Any = getattr(functional, name)
 
-    def rule(alone: Alone, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any) -> Any:  # noqa: A002
+    def rule(alone: Alone, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any) -> Any:
         if is_lane(weight) or is_lane(bias) or input.dim() not in (dims + 1, dims + 2):
             return NotImplemented
         given = _arguments(args, named, turned=turned)
@@ -156,7 +156,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             geometry = _geometry(given, weight.shape[2:], dims)
             use = _Use(geometry, held, added, alone.count, turned)
             alone.note(outputs, lambda grads: use.terms(inputs, grads))
-        return outputs if inputs is rows or input.dim() == dims + 1 else outputs.unflatten(0, rows.shape[:2])
+        return outputs if inputs is rows or input.dim() == dims + 1 else parted(outputs, len(rows))
 
     return rule
 
@@ -188,7 +188,7 @@ class _Use:
         return [Rows(slot, self._of_examples(built(self.geometry, images, rows)).sum(1)), *found]
 
     def _of_examples(self, values: Tensor) -> Tensor:
-        return values.unflatten(0, (self.count, -1))
+        return parted(values, self.count)
 
 
 _NAMES = ("stride", "padding", "dilation", "groups")

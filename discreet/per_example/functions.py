@@ -18,8 +18,8 @@ def _words(names: str) -> frozenset[str]:
 
 # They tell nothing of values.
 _FACTS = _words(
-    "shape size numel nelement dim ndimension is_floating_point is_complex is_contiguous stride element_size get_device "
-    "is_signed storage_offset data_ptr is_inference is_tensor type has_names repr format hash device dtype"
+    "shape size numel nelement dim ndimension is_floating_point is_complex is_contiguous stride element_size "
+    "get_device is_signed storage_offset data_ptr is_inference is_tensor type has_names repr format hash device dtype"
 )
 _VIEWS = _words("T mT H mH data real imag")  # attributes that are tensors
 _BANNED = _words(

@@ -44,6 +44,11 @@ def one_of(values: Tensor, of: int) -> Tensor:
     return found
 
 
+def parted(values: Tensor, count: int) -> Tensor:
+    """Rows of all examples (n * k, ...) as those of each, (n, k, ...)."""
+    return values.reshape(count, -1, *values.shape[1:])
+
+
 @contextmanager
 def below() -> Iterator[None]:
     """Within it functions work on tensors of all examples, as outside of vmap."""

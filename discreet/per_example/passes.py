@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.func import vmap
 
-from discreet.per_example import rules as _rules  # fills the table of rules
 from discreet.per_example.alone import Alone
 from discreet.per_example.attributes import put_back
 from discreet.per_example.branches import Question, Questions, Split
 from discreet.per_example.convolution import Convolved
+from discreet.per_example.layer_rules import RULES
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Objective,
@@ -41,7 +41,7 @@ from discreet.per_example.refusals import CONFUSED, Unserved, place_of
 from discreet.per_example.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 
 FEWEST = 4  # rows that a pass has at least: smaller batches are filled up
-_NOTHING: Mapping[Question, bool] = MappingProxyType({})
+NOTHING_SETTLED: Mapping[Question, bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questio
 
 
 def one_pass(
-    objective: Objective, inputs: Tree, targets: Tree, settled: Mapping[Question, bool] = _NOTHING
+    objective: Objective, inputs: Tree, targets: Tree, settled: Mapping[Question, bool] = NOTHING_SETTLED
 ) -> list[Term]:
     """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each parameter.
 
@@ -83,7 +83,7 @@ def one_pass(
       Unserved: vmap can't follow the forward or the loss.
       Split: a branch of the forward asks for examples that answer alike.
     """
-    alone = Alone(objective.slots, count_of(inputs), objective.modules, settled)
+    alone = Alone(objective.slots, count_of(inputs), objective.modules, rules=RULES, settled=settled)
     with put_back(objective.kept):
         outputs, losses = _forward(objective, alone, inputs, targets)
     alone.check()
@@ -178,13 +178,13 @@ def combined(terms: list[Term], order: int) -> list[Term]:
     found: list[Term] = []
     shared = defaultdict[int, list[Any]](list)
     while terms:
-        term = terms.pop()
-        if all(uses[slot.index] == 1 for slot in slots_of(term)):
-            found.append(term.cheapest(order) if isinstance(term, Outer | Convolved) else term)
-            continue
-        for part in _apart(term):
-            shared[part.slot.index].append(part)
-    term = None
+        last = terms.pop()
+        if all(uses[slot.index] == 1 for slot in slots_of(last)):
+            found.append(last.cheapest(order) if isinstance(last, Outer | Convolved) else last)
+        else:
+            for part in _apart(last):
+                shared[part.slot.index].append(part)
+        del last
     while shared:
         found.append(_one(shared.popitem()[1], order))
     return found[::-1]

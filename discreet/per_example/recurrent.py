@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from discreet.per_example.alone import Alone, Rule
-from discreet.per_example.lanes import is_lane
+from discreet.per_example.lanes import is_lane, parted
 from discreet.per_example.terms import Term, product_terms
 
 State = tuple[Tensor, ...]  # hidden, and for an LSTM the cell
@@ -95,23 +95,24 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The parameters of one direction of one layer: weights of the inputs and of the hidden state, and their biases."""
+    """One direction of one layer of a kind: weights of the inputs and of the hidden state, and their biases."""
 
+    kind: str
+    backwards: bool
     inputs: Tensor
     hidden: Tensor
     bias: Tensor | None = None
     hidden_bias: Tensor | None = None
 
 
-def _run(
-    alone: Alone, kind: str, weights: _Weights, inputs: Tensor, state: State, *, backwards: bool = False
-) -> tuple[Tensor, State]:
+def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple[Tensor, State]:
     """One direction of one layer over the steps of inputs (n, T, d): its hidden states (n, T, hidden), and the last
     state."""
+    kind, backwards = weights.kind, weights.backwards
     own = [alone.slot(value) for value in (weights.inputs, weights.bias)]
     hidden = [alone.slot(value) for value in (weights.hidden, weights.hidden_bias)]
     flat = functional.linear(inputs.flatten(0, 1), weights.inputs, weights.bias)
-    gates = flat.unflatten(0, inputs.shape[:2])
+    gates = parted(flat, len(inputs))
     # Gradients at zeros that are added are those of the products with the hidden state.
     added = torch.zeros_like(gates, requires_grad=True) if kind == "gru" else None
     zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
@@ -161,9 +162,9 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
         found = []
         for way in range(ways):
             at = layer * ways + way
-            own = _Weights(*parameters[at * each : (at + 1) * each])
+            own = _Weights(kind, way == 1, *parameters[at * each : (at + 1) * each])
             state = tuple(value[:, at] for value in states)
-            after, end = _run(alone, kind, own, values, state, backwards=way == 1)
+            after, end = _run(alone, own, values, state)
             found.append(after)
             ends.append(end)
         values = torch.cat(found, dim=2) if both else found[0]
@@ -179,7 +180,7 @@ def _single(kind: str, alone: Alone, inputs: Tensor, start: Any, *parameters: An
     rows, *befores = (alone.rows(value) for value in (inputs, *states))
     if rows.shape[1] != 1:
         return NotImplemented
-    _, end = _run(alone, kind, _Weights(*parameters), rows, tuple(value[:, 0] for value in befores))
+    _, end = _run(alone, _Weights(kind, False, *parameters), rows, tuple(value[:, 0] for value in befores))
     found = tuple(value.unsqueeze(1) for value in end)
     return found if kind == "lstm" else found[0]
 
@@ -190,7 +191,7 @@ def _own(alone: Alone, inputs: Tensor, *parameters: Any) -> Any:
         return NotImplemented
     rows = rows[:, 0]
     start = rows.new_zeros(len(rows), parameters[1].shape[1])
-    return _run(alone, "lstm", _Weights(*parameters), rows, (start, start))[0].unsqueeze(1)
+    return _run(alone, _Weights("lstm", False, *parameters), rows, (start, start))[0].unsqueeze(1)
 
 
 RECURRENT_RULES: dict[str, Rule] = {

@@ -188,7 +188,9 @@ def test_what_may_mix_examples_is_refused_by_its_line_or_takes_each_alone(name: 
             assert re.search(r"mixes examples: .* at test_watch.py", str(error))  # noqa: PT017
 
 
-@pytest.mark.parametrize("name", ["a mean over examples", "a softmax over examples", "another example", "its length as a number"])
+@pytest.mark.parametrize(
+    "name", ["a mean over examples", "a softmax over examples", "another example", "its length as a number"]
+)
 def test_a_forward_whose_author_meant_a_batch_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"mixes examples: .* at test_watch.py"):
         clipped_gradient_sum(seeded(lambda: Forward(MIXING[name])), rows(), targets=TARGETS, clip_norm=0.2)

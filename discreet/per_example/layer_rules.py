@@ -7,7 +7,7 @@ norms of all gradients follow from inputs and output gradients, without building
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.alone import RULES, Alone, Shared
+from discreet.per_example.alone import Alone, Rule, Shared
 from discreet.per_example.convolution import CONVOLUTION_RULES
-from discreet.per_example.lanes import is_lane
+from discreet.per_example.lanes import is_lane, parted
 from discreet.per_example.recurrent import RECURRENT_RULES
 from discreet.per_example.terms import Lookup, Rows, Slot, Term, product_terms
 
@@ -52,7 +52,7 @@ def _product(alone: Alone, inputs: Tensor, weight: Tensor, bias: Tensor | None, 
     return outputs.view(shape)
 
 
-def _linear(alone: Alone, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
+def _linear(alone: Alone, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     return _product(alone, input, weight, bias, turned=False)
 
 
@@ -68,15 +68,8 @@ def _matmul(alone: Alone, left: Tensor, right: Tensor) -> Any:
     return _product(alone, left, right, None, turned=True)
 
 
-def _embedding(
-    alone: Alone,
-    weight: Tensor,
-    indices: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    if is_lane(weight) or scale_grad_by_freq:
+def _embedding(alone: Alone, weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: bool) -> Any:
+    if is_lane(weight) or any(options):
         return NotImplemented
     slot, ids = alone.slot(weight), alone.rows(indices)
     outputs = torch.embedding(weight, ids, padding_idx)
@@ -91,7 +84,7 @@ def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
     return Lookup(slot, places, rows if padding < 0 else rows.masked_fill((places == padding).unsqueeze(2), 0))
 
 
-def _embedding_bag(alone: Alone, input: Tensor, weight: Tensor, offsets: Any = None, **named: Any) -> Any:  # noqa: A002
+def _embedding_bag(alone: Alone, input: Tensor, weight: Tensor, offsets: Any = None, **named: Any) -> Any:
     mode, padding = named.get("mode", "mean"), named.get("padding_idx")
     if offsets is not None or named.get("per_sample_weights") is not None or input.dim() != 2 or is_lane(weight):
         return NotImplemented
@@ -126,16 +119,21 @@ def _scaled(alone: Alone, outputs: Tensor, scales: Sequence[Any], normal: Callab
     alone.note(outputs, terms)
 
 
-def _layer_norm(
-    alone: Alone, input: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any  # noqa: A002
-) -> Any:
+def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, **named: Any) -> Any:
+    weight, bias, eps = _given({"weight": None, "bias": None, "eps": 1e-5}, args, named)
     if not _fits(weight, bias):
         return NotImplemented
     rows, shape = alone.rows(input), list(shape)
     return _normed(alone, functional.layer_norm(rows, shape, eps=eps), len(shape), weight, bias)
 
 
-def _rms_norm(alone: Alone, input: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002
+def _given(default: dict[str, Any], args: Sequence[Any], named: dict[str, Any]) -> Iterator[Any]:
+    """Arguments in their order, by place or name."""
+    given = {**default, **dict(zip(default, args, strict=False)), **named}
+    return (given[name] for name in default)
+
+
+def _rms_norm(alone: Alone, input: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
     if not _fits(weight):
         return NotImplemented
     rows, shape = alone.rows(input), list(shape)
@@ -163,14 +161,13 @@ def _channels(values: Tensor) -> Tensor:
 
 def _summed(values: Tensor, count: int) -> Tensor:
     """The sums over the batches that an example has made, (n * k, ...) -> (n, ...)."""
-    return values if len(values) == count else values.unflatten(0, (count, -1)).sum(1)
+    return values if len(values) == count else parted(values, count).sum(1)
 
 
-def _group_norm(
-    alone: Alone, input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any  # noqa: A002
-) -> Any:
+def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
     """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
     a second time."""
+    weight, bias, eps = _given({"weight": None, "bias": None, "eps": 1e-5}, args, named)
     if not _fits(weight, bias):
         return NotImplemented
     rows = alone.rows(input)
@@ -193,10 +190,10 @@ def _group_norm(
 
     if held is not None or added is not None:
         alone.note(outputs, terms)
-    return outputs.unflatten(0, rows.shape[:2])
+    return parted(outputs, len(rows))
 
 
-def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:  # noqa: A002
+def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
     weight, bias, mean, variance, training, _, eps = args[:7]
     if not _fits(weight, bias, mean) or (training and (name == "batch_norm" or mean is not None)):
@@ -212,40 +209,47 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:  #
         return run(inputs, mean, variance, eps=eps)  # type: ignore[no-any-return]
 
     _scaled(alone, outputs, (weight, bias), normal, lambda values: _summed(_channels(values), alone.count))
-    return outputs.unflatten(0, rows.shape[:2])
+    return parted(outputs, len(rows))
 
 
-def _attention(
-    alone: Alone, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **named: Any
-) -> Any:
+def _attention(alone: Alone, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
     """No parameters: vmap would take it apart."""
-    mask, parts = named.pop("attn_mask", attn_mask), (query, key, value)
-    wide = query.dim()
-    if wide not in (3, 4) or any(part.dim() != wide for part in parts) or any(alone.slot(part) for part in parts):
+    mask, parts, wide = named.pop("attn_mask", None), (query, key, value), query.dim()
+    if wide not in (3, 4) or any(part.dim() != wide for part in parts):
+        return NotImplemented
+    if any(alone.slot(part) is not None for part in (*parts, mask)):
         return NotImplemented
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
-    if isinstance(mask, Tensor):
-        if alone.slot(mask) is not None:
-            return NotImplemented
-        if is_lane(mask):
-            mask = alone.rows(mask)
-            mask = mask.reshape(len(mask), *[1] * (wide - mask.dim() + 1), *mask.shape[1:])
-            mask = mask.expand(len(mask), query.shape[0] if wide == 4 else 1, *mask.shape[2:]).flatten(0, 1)
-            mask = mask if wide == 4 else mask.expand(len(rows[0]), *mask.shape[1:])
-    found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, *args, **named)
-    return found.unflatten(0, (alone.count, -1)) if wide == 4 else found
+    if is_lane(mask):
+        mask = _mask(alone.rows(mask), query)
+    found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
+    return parted(found, alone.count) if wide == 4 else found
 
 
-def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:  # noqa: A002
+_OF_ATTENTION = ("attn_mask", "dropout_p", "is_causal")
+
+
+def _attention_of(alone: Alone, *args: Any, **named: Any) -> Any:
+    return _attention(alone, *args[:3], **dict(zip(_OF_ATTENTION, args[3:], strict=False)), **named)
+
+
+def _mask(masks: Tensor, query: Tensor) -> Tensor:
+    """Masks (n, ..., T, S) beside queries in which examples and their batches are one dimension."""
+    batches = query.shape[0] if query.dim() == 4 else 1
+    wide = masks.reshape(len(masks), *[1] * (query.dim() + 1 - masks.dim()), *masks.shape[1:])
+    return wide.expand(-1, batches, *[-1] * (wide.dim() - 2)).flatten(0, 1) if query.dim() == 4 else wide
+
+
+def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:
     """Draws as for a batch, in the order of the examples."""
     rows = alone.rows(input)
     run = getattr(torch, name)
     if "feature" not in name:
         return run(rows, p, training)
-    return run(rows.flatten(0, 1), p, training).unflatten(0, rows.shape[:2])
+    return run(rows.flatten(0, 1), p, training).reshape(rows.shape)
 
 
-def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:  # noqa: A002
+def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:
     slot = alone.slot(weight)
     if slot is None or is_lane(weight):
         return NotImplemented
@@ -263,6 +267,10 @@ def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:  # noqa: A002
     return alone.note(outputs, terms)
 
 
+def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bool) -> Any:
+    return NotImplemented if training else functional.leaky_relu(alone.rows(input), (lower + upper) / 2)
+
+
 def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     """Sequences packed by their lengths, which have to be equal: examples of equal lengths run together."""
     if not is_lane(lengths) or lengths.shape != (1,):
@@ -273,12 +281,11 @@ def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> A
     return rows[:, : int(sizes[0])], Shared(torch.ones(int(sizes[0]), dtype=torch.int64))
 
 
-def _pad(
-    alone: Alone, data: Tensor, sizes: Tensor, batch_first: bool, padding: float, total: int
-) -> Any:
+def _pad(alone: Alone, data: Tensor, sizes: Tensor, batch_first: bool, *args: Any) -> Any:
     """Packed sequences of equal lengths, padded again."""
     if not is_lane(data) or is_lane(sizes):
         return NotImplemented
+    padding, total = args
     rows = alone.rows(data)
     more = max(total, 0) - rows.shape[1]
     if more > 0:
@@ -288,36 +295,39 @@ def _pad(
 
 def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
     """The CTC loss of log probabilities (T, 1, classes), targets (1, S), and the lengths of both."""
-    if not (is_lane(probabilities) and is_lane(targets)) or targets.dim() != 2 or probabilities.dim() != 3:
+    given = dict(zip(("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity"), args, strict=False))
+    given |= named
+    lengths = [given.pop(name) for name in ("input_lengths", "target_lengths")]
+    tensors = (probabilities, targets, *lengths)
+    if not all(map(is_lane, tensors)) or targets.dim() != 2 or given.get("reduction", 1) != 0:
         return NotImplemented
     rows = alone.rows(probabilities)[:, :, 0].transpose(0, 1)
-    lengths = [alone.rows(part)[:, 0] if isinstance(part, Tensor) else part for part in args[:2]]
-    if not all(isinstance(part, Tensor) for part in lengths) or (args[3:4] or (named.get("reduction"),))[0] not in (0, "none"):
-        return NotImplemented
-    found: Tensor = torch.ctc_loss(rows, alone.rows(targets)[:, 0], *lengths, *args[2:], **named)
-    return found.unsqueeze(1)
+    run: Any = torch.ctc_loss
+    return run(rows, *(alone.rows(part)[:, 0] for part in tensors[1:]), **given).unsqueeze(1)
 
 
-RULES.update(
-    {
-        "linear": _linear,
-        "addmm": _addmm,
-        "matmul": _matmul,
-        "mm": _matmul,
-        "embedding": _embedding,
-        "embedding_bag": _embedding_bag,
-        "layer_norm": _layer_norm,
-        "rms_norm": _rms_norm,
-        "group_norm": _group_norm,
-        "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
-        "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
-        "scaled_dot_product_attention": _attention,
-        "prelu": _prelu,
-        "pack_padded_sequence": _pack,
-        "pad_packed_sequence": _pad,
-        "ctc_loss": _ctc,
-        **{name: partial(_dropout, name) for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")},
-        **CONVOLUTION_RULES,
-        **RECURRENT_RULES,
-    }
-)
+RULES: dict[str, Rule] = {
+    "linear": _linear,
+    "addmm": _addmm,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
+    "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
+    "scaled_dot_product_attention": _attention_of,
+    "prelu": _prelu,
+    "rrelu": _rrelu,
+    "pack_padded_sequence": _pack,
+    "pad_packed_sequence": _pad,
+    "ctc_loss": _ctc,
+    **{
+        name: partial(_dropout, name)
+        for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+    },
+    **CONVOLUTION_RULES,
+    **RECURRENT_RULES,
+}
