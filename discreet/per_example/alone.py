@@ -3,8 +3,8 @@
 So nothing can mix examples, whatever the forward does, and nothing has to be checked for it. A `TorchFunctionMode` sees
 the functions that the forward calls:
 
-- One with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads trainable parameters, it notes the
-  edge at which the gradients of its outputs will appear, and the terms that follow from them.
+- One with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads trainable parameters, it
+  notes the edge at which the gradients of its outputs will appear, and the terms that follow from them.
 - Any other use of a trainable parameter is given a copy for each example, whose gradients are built. So there is no use
   of a parameter that is not served.
 - A number that is read, as a branch does, is read for each example; see `branches.py`.

@@ -25,7 +25,7 @@ _SEED = 52183
 
 
 def check_loss(objective: Objective, outputs: Any, inputs: Tree, targets: Tree) -> None:
-    """Raises ValueError if the loss mixes examples. It is tried on outputs for `ROWS` made-up examples, and on others of
+    """Raises ValueError if the loss mixes examples. It is tried on outputs for `ROWS` made-up examples, and others of
     their shapes; and with the model, on whose modules it may read what the forward left there."""
     with put_back(objective.kept):
         _try_with_model(objective, inputs, targets)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from discreet.per_example.alone import Alone
+from discreet.per_example.layer_rules import RULES
 from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
@@ -194,6 +196,22 @@ def test_what_may_mix_examples_is_refused_by_its_line_or_takes_each_alone(name: 
 def test_a_forward_whose_author_meant_a_batch_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"mixes examples: .* at test_watch.py"):
         clipped_gradient_sum(seeded(lambda: Forward(MIXING[name])), rows(), targets=TARGETS, clip_norm=0.2)
+
+
+def test_a_wrong_rule_is_noticed_on_made_up_examples(
+    monkeypatch: pytest.MonkeyPatch, fallen_back: Callable[[], bool]
+) -> None:
+    right = RULES["linear"]
+
+    def shifted(alone: Alone, inputs: Tensor, *parameters: Tensor) -> Tensor:
+        outputs: Tensor = right(alone, inputs, *parameters)
+        edge, terms = alone.uses[-1]
+        alone.uses[-1] = edge, lambda grads: terms(grads.roll(1, 0))
+        return outputs
+
+    monkeypatch.setitem(RULES, "linear", shifted)
+    assert_matches(seeded(lambda: Forward(lambda model, x: x.relu())), rows(), TARGETS, clip=0.2)
+    assert fallen_back()
 
 
 def test_a_batch_that_is_squeezed_keeps_its_examples() -> None:
