@@ -117,7 +117,7 @@ class Alone(TorchFunctionMode):
         uses = lanes or any(self.slot(value) is not None for value in _tensors(args))
         if not uses or level() != self.level or not all(is_lane_of(value, self.level) for value in lanes):
             return NotImplemented
-        with below():
+        with below(self.level):
             result = rule(self, *args, **named)
         return result if result is NotImplemented else self._lifted(result)
 
@@ -145,7 +145,7 @@ class Alone(TorchFunctionMode):
             return func(*args)
         args, named = self._with_copies(args, named)
         if named.get("generator") is not None:  # the same numbers for all, as its state is theirs
-            with below():
+            with below(self.level):
                 return func(*args, **named)
         result = func(*args, **named)
         if name in FILLED and isinstance(result, Tensor) and 1 in result.shape and not is_lane(result):
@@ -154,13 +154,13 @@ class Alone(TorchFunctionMode):
 
     def _filled(self, value: Tensor) -> Tensor:
         """A new tensor that may have the batch, of one, among its dimensions: each example has its own."""
-        with below():
+        with below(self.level):
             rows = value.expand(self.count, *value.shape).clone()
         return one_of(rows, self.level)
 
     def _read(self, func: Any, name: str, value: Tensor) -> Any:
         """A number that the forward reads."""
-        with below():
+        with below(self.level):
             answers = all_of(value).detach()
             flat = answers.reshape(len(answers), -1)
             alike = are_alike(flat)
@@ -217,7 +217,7 @@ class Alone(TorchFunctionMode):
         if slot is None:
             return value
         if slot.index not in self.copies:
-            with below(), torch.enable_grad():
+            with below(self.level), torch.enable_grad():
                 leaf = value.detach().expand(self.count, *value.shape).requires_grad_()
                 self.note(leaf, lambda grads: [Rows(slot, grads)])
             self.copies[slot.index] = one_of(leaf, self.level)

@@ -50,10 +50,13 @@ def parted(values: Tensor, count: int) -> Tensor:
 
 
 @contextmanager
-def below() -> Iterator[None]:
-    """Within it functions work on tensors of all examples, as outside of vmap."""
-    around = _functorch.pop_dynamic_layer_stack()
+def below(of: int) -> Iterator[None]:
+    """Within it functions work on tensors of all examples, as outside of the vmap of this level."""
+    around = []
+    while level() >= of:
+        around.append(_functorch.pop_dynamic_layer_stack())
     try:
         yield
     finally:
-        _functorch.push_dynamic_layer_stack(around)
+        while around:
+            _functorch.push_dynamic_layer_stack(around.pop())

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
+from discreet.per_example.checkpoints import undone
 from discreet.per_example.graphs import Graphs, graphs_in
 from discreet.per_example.terms import Parts, Slot
 
@@ -102,7 +103,7 @@ class Objective:
     def outputs(self, inputs: Tree) -> Any:
         """The outputs of the model for a batch: a tuple are its arguments, a dictionary its arguments by name."""
         inputs = given(inputs)
-        with self.casting():
+        with self.casting(), undone():
             if isinstance(inputs, Tensor):
                 return self.model(inputs)
             return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from discreet.per_example.alone import Alone
 from discreet.per_example.layer_rules import RULES
@@ -652,3 +653,18 @@ def test_a_call_of_the_same_shapes_is_checked_again_if_the_examples_lie_otherwis
         clipped_gradient_sum(Softened(of_examples=False), inputs, targets=targets, clip_norm=1.0)
     with pytest.raises(ValueError, match="mixes examples: softmax"):
         clipped_gradient_sum(Softened(of_examples=True), inputs, targets=targets, clip_norm=1.0)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("way", [False, True])
+def test_gradient_checkpointing_is_undone(way: bool) -> None:
+    plain = seeded(lambda: Forward(lambda model, x: model.first(x).tanh()))
+    saving = seeded(lambda: Forward(lambda model, x: checkpoint(lambda y: model.first(y).tanh(), x, use_reentrant=way)))
+    sums = [clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)[0] for model in (plain, saving)]
+    torch.testing.assert_close(*sums)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+def test_a_vmap_in_the_forward_is_one_inside() -> None:
+    model = seeded(lambda: Forward(lambda model, x: torch.func.vmap(lambda row: model.first(row) * model.scale)(x)))
+    assert_matches(model, rows(), TARGETS, clip=0.2)
