@@ -80,6 +80,16 @@ def rows(
     return found
 
 
+def device_ways(name: str, *, clients: int, device: str) -> dict[str, Rounds]:
+    """Rounds of `clients` clients of 60 images on a device: trained together, and by a loop over the clients there."""
+    task = digits_like(EXAMPLES * clients // CLIENTS)
+    held = PartitionedExamples.of(
+        partition_indices(task.train.targets, DataConfig(num_clients=clients, partition_seed=SEED))
+    )
+    run = load_config([*WORK, f"model.name={name}", "privacy.noise=float", f"device={device}"])
+    return {"together": _batched(run, task, held, None), "loop": _plain_loop(run, task, held, device=device)}
+
+
 def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict[str, Rounds]:
     run, exact = (load_config([*WORK, f"model.name={name}", f"privacy.noise={noise}"]) for noise in ("float", "grid"))
     ways = {
@@ -125,9 +135,10 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
     ]
 
 
-def _plain_loop(run: Settings, task: Task, held: ClientExamples) -> Rounds:
+def _plain_loop(run: Settings, task: Task, held: ClientExamples, *, device: str = "cpu") -> Rounds:
     """What a person would write without any library: SGD on each client, its update clipped and added."""
-    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
+    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED).to(device)
+    inputs, targets = task.train.inputs.to(device), task.train.targets.to(device)
     start, generator = flatten_parameters(model), np.random.default_rng(SEED)
 
     def rounds(clients: Sequence[int]) -> None:
@@ -138,7 +149,7 @@ def _plain_loop(run: Settings, task: Task, held: ClientExamples) -> Rounds:
             order = torch.from_numpy(generator.permutation(held.examples(client)))
             for batch in order.split(run.training.batch_size):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(task.train.inputs[batch]), task.train.targets[batch])
+                loss = nn.functional.cross_entropy(model(inputs[batch]), targets[batch])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             update = flatten_parameters(model) - start

@@ -164,7 +164,8 @@ def _of_tokens(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
     return cross_entropy(outputs[0].transpose(1, 2), targets)
 
 
-def _of_logits(outputs: Any, targets: Tensor) -> Tensor:
+def of_logits(outputs: Any, targets: Tensor) -> Tensor:
+    """The cross entropy of what a classifier of transformers gives."""
     return cross_entropy(outputs.logits, targets)
 
 
@@ -200,10 +201,10 @@ def _text(kind: str, change: Callable[[nn.Module], nn.Module] = lambda model: mo
     model = getattr(found, f"{kind}ForSequenceClassification")(getattr(found, f"{kind}Config")(**sizes))
     mask = (torch.arange(64) < torch.randint(32, 65, (16, 1))).long()
     inputs = {"input_ids": torch.randint(1, 5000, (16, 64)) * mask, "attention_mask": mask}
-    return Case(change(model.train()), inputs, torch.randint(3, (16,)), _of_logits)
+    return Case(change(model.train()), inputs, torch.randint(3, (16,)), of_logits)
 
 
-def _lora(model: nn.Module) -> nn.Module:
+def lora(model: nn.Module) -> nn.Module:
     """peft's LoRA of rank 8 in the attention, after some training: at the start half of it has no gradient."""
     peft, is_gpt2 = import_module("peft"), hasattr(model, "transformer")
     modules = ["c_attn"] if is_gpt2 else ["query", "value"]
@@ -339,10 +340,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "PyTorch siamese_network": _siamese,
     "torchvision vit": lambda: _images(_vit(), 32, 3, 32, 32),
     "BERT": lambda: _text("Bert"),
-    "BERT, LoRA": lambda: _text("Bert", _lora),
+    "BERT, LoRA": lambda: _text("Bert", lora),
     "BERT, last layer": lambda: _text("Bert", _last_layer),
     "GPT-2": lambda: _text("GPT2"),
-    "GPT-2, LoRA": lambda: _text("GPT2", _lora),
+    "GPT-2, LoRA": lambda: _text("GPT2", lora),
     "GPT-2, last layer": lambda: _text("GPT2", _last_layer),
     "nanoGPT": _nano_gpt,
     "two towers": _two_towers,

@@ -120,6 +120,17 @@ def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
         assert not re.search(r"""(?:url\(|@import\s+)["']?(?:\w+:)?//""", path.read_text()), path
 
 
+def test_both_first_pages_say_the_accuracy_of_the_default_run_that_was_measured() -> None:
+    runs = [line.split(",") for line in (DOCS / "results" / "default_run.csv").read_text().splitlines()[1:]]
+    first = load_config().privacy.user.clip.norm
+    measured = [100 * float(accuracy) for norm, accuracy in runs if float(norm) == first]
+    assert len(measured) >= 5
+    said = f"{sum(measured) / len(measured):.0f} %"
+    assert f"{said} accuracy on a public test set, epsilon 8" in (ROOT / "README.md").read_text()
+    assert f"the default has 200 clients, and reaches {said}" in (DOCS / "index.md").read_text()
+    assert f"{min(measured):.1f} %, the highest at {max(measured):.1f} %" in (ROOT / "README.md").read_text()
+
+
 def prices() -> list[list[str]]:
     """The rows of the first page's table of noise multipliers."""
     rows = [line.strip("| ").split(" | ") for line in (DOCS / "index.md").read_text().splitlines()]

@@ -20,7 +20,8 @@ FLOORS = (
     *("discreet", "discreet.accounting", "discreet.privacy", "discreet.masking", "discreet.per_example"),
     *("discreet.settings", "discreet.ledger", "discreet.protocol", "discreet.data", "discreet.models"),
     *("discreet.queries", "discreet.training", "discreet.mechanisms", "discreet.node", "discreet.dpsgd"),
-    *("discreet.server", "discreet.evaluation", "discreet.flower", "discreet.reporting", "discreet.simulation"),
+    *("discreet.server", "discreet.tables", "discreet.evaluation", "discreet.flower", "discreet.reporting"),
+    *("discreet.simulation", "discreet.guard"),
     *("discreet.deployment", "discreet.audit", "discreet.cli", "strategies", "client_app", "server_app", "benchmarks"),
 )
 # Imports that run upwards still: a run has its models rated, and opens with its evaluation.

@@ -23,7 +23,7 @@ from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import predict
 from tests.command import simulate as simulate_main
-from tests.node.clients import request
+from tests.node.clients import received, request
 from tests.test_docs import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,7 +163,8 @@ NODE_RUN = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "d
 
 def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> None:
     run = load_config([*NODE_RUN, f"model.name={MODEL}", "data.path=/the/servers"])
-    client = node_client(request(run), {"data": str(owns(tmp_path))})
+    node = {"data": str(owns(tmp_path))}
+    client = node_client(received(request(run), node), node)
     assert len(client.examples) == 2400
     assert sum(parameter.numel() for parameter in client.model.parameters()) == 4 * 16 + 16 + 32 + 16 * 3 + 3
 
@@ -172,14 +173,14 @@ def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> Non
 def test_a_node_imports_nothing_that_its_owner_has_not_named(name: str, tmp_path: Path) -> None:
     run = load_config([*NODE_RUN, f"model.name='{name}'"])
     with pytest.raises(Refused, match="is not the model that this node's"):
-        node_client(request(run), {"data": str(owns(tmp_path))})
+        received(request(run), {"data": str(owns(tmp_path))})
 
 
 def test_a_node_without_data_of_its_own_imports_nothing_and_reads_no_folder() -> None:
     node = {"partition-id": 0, "num-partitions": 2}
     digits = load_config([*NODE_RUN, "data.name=digits", "model.name='os:abort'"])
     with pytest.raises(Refused, match="is not the model that this node's"):
-        node_client(request(digits), node)
+        received(request(digits), node)
     folder = load_config([*NODE_RUN, f"data.path={OWN}"])
     with pytest.raises(Refused, match="this node has no data"):
         node_client(request(folder), node)

@@ -70,7 +70,7 @@ def write_texts(folder: Path, weights: Path, *, count: int = 120, lines: str = "
         rows.append(f'p{number // 3 % 12},{CLASSES[number % 3]},"{" ".join(words)}"')
     folder.mkdir(exist_ok=True)
     (folder / "train.csv").write_text("\n".join(rows))
-    (folder / "test.csv").write_text("\n".join(rows[:1] + rows[-40:]))
+    (folder / "test.csv").write_text("\n".join([rows[0], *(f"t{row}" for row in rows[-40:])]))  # of other people
     head = 'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\nowner = "person"\ntext = "text"\nmax_tokens = 8\n'
     lines = lines or f'target = "sentiment"\nclasses = {json.dumps(CLASSES)}\n'
     (folder / "data.toml").write_text(f'{head}model = "hf:{weights}"\n{lines}')

@@ -141,6 +141,48 @@ def releases_in(event: DpEvent) -> float:
     return 1
 
 
+def noise_in(event: DpEvent) -> float:
+    """The noise multiplier of an event as one release: the noise over the sensitivity, whatever sampling adds to it.
+
+    Parts that are composed count together: Gaussians as the one that they are, others by the sum of what each costs. 0
+    for an event without noise, infinity for one that releases nothing. Raises ValueError: an event of another kind.
+
+    >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    >>> noise_in(PoissonSampledDpEvent(0.1, SelfComposedDpEvent(GaussianDpEvent(3.0), 9)))
+    1.0
+    """
+    import dp_accounting as dp
+
+    match event:
+        case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
+            return float(event.noise_multiplier)
+        case dp.PoissonSampledDpEvent() | dp.SampledWithoutReplacementDpEvent():
+            return noise_in(event.event)
+        case dp.SelfComposedDpEvent():
+            return _noise_together([(event.event, event.count)])
+        case dp.ComposedDpEvent():
+            return _noise_together([(part, 1) for part in event.events])
+        case dp.NonPrivateDpEvent():
+            return 0.0
+        case dp.NoOpDpEvent():
+            return math.inf
+    multiplier = getattr(event, "renyi_noise_multiplier", None)
+    if multiplier is None:
+        raise ValueError(f"an event of type {type(event).__name__} has no noise multiplier")
+    return float(multiplier)
+
+
+def _noise_together(parts: list[tuple[DpEvent, int]]) -> float:
+    import dp_accounting as dp
+
+    noises = [(noise_in(part), count) for part, count in parts if count]
+    if any(noise == 0 for noise, _ in noises):
+        return 0.0
+    power = 2 if all(isinstance(part, dp.GaussianDpEvent) for part, _ in parts) else 1
+    total = math.fsum(count / noise**power for noise, count in noises)
+    return total ** (-1 / power) if total else math.inf
+
+
 def _number(name: str, value: Any) -> int | float:
     """The value of a field that is a number, checked, in the one form in which it is written."""
     whole, largest = name in _WHOLE, 1.0 if name == "sampling_probability" else sys.float_info.max

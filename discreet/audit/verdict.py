@@ -28,7 +28,7 @@ from discreet.audit.estimates import (
     repeated_bound,
     shift_of_epsilon,
 )
-from discreet.reporting.pictures import INK, SERIES, Picture, picture
+from discreet.reporting.svg_style import INK, SERIES, Picture, picture
 from discreet.server.run_folder import replace_file, write_json
 
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown

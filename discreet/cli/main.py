@@ -19,21 +19,36 @@ ANYWHERE = {
     "report": "a table of runs, and a page with pictures of them",
     "ledger": "what a run or a node has spent, and whether its ledger is whole",
     "predict": "predictions with the model of a run",
+    "export": "a run's model as a folder that PyTorch and scikit-learn load alone",
     "status": "how a run stands, while it goes on or afterwards",
+    "data": "a table of your own: proposes its description, checks it, splits it by owner",
+    "site": "a guarded site: splits its patients, checks its walls, tries an app",
     "new": "makes a project to start from: model, data, settings, tests",
 }
 IN_A_PROJECT = {
     "run": "an experiment on Flower's simulation runtime, as `flwr run` *",
     "simulate": "an experiment in one process, and sweeps with --multirun *",
+    "plan": "what a run will cost: epsilon, noise, minutes, memory, bytes *",
     "tune": "tries settings, keeps the best run, and accounts for the choice *",
     "audit": "tries to break the privacy claim of a run, with canaries *",
     "statistics": "what clients' data are like, noised and paid for *",
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
-OF_SETTINGS = ("run", "simulate", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
-LOADS = ("simulate", "tune", "audit", "statistics", "predict", "report", "benchmark")  # PyTorch, for some seconds
-SAY_VALUES = ("calibrate", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
+FILES = {"data": "own_table", "plan": "price"}  # of verbs whose file has another name, as no two files share one
+OF_SETTINGS = ("run", "simulate", "plan", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
+LOADS = (
+    "export",
+    "site",
+    "simulate",
+    "tune",
+    "audit",
+    "statistics",
+    "predict",
+    "report",
+    "benchmark",
+)  # PyTorch, for some seconds
+SAY_VALUES = ("calibrate", "data", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
 
@@ -82,7 +97,7 @@ def _app(given: Sequence[str]) -> typer.Typer:
         if given[0] in LOADS and sys.stderr.isatty():
             print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
         for verb, line in VERBS.items():
-            module = import_module(f"discreet.cli.{verb}") if verb == given[0] else None
+            module = import_module(f"discreet.cli.{FILES.get(verb, verb)}") if verb == given[0] else None
             command: Callable[..., object] = module.command if module else lambda: None
             app.command(verb, help=_as_written(module.__doc__ or "") if module else None, short_help=line)(command)
     finally:

@@ -1,21 +1,25 @@
 """Makes a project to start from: a model, data and their description, conf/, a Flower app, tests.
 
 FOLDER must not be there yet, or must be empty. The project trains at once, on invented data; its README says with which
-commands, and how to put your own model and data in their place.
+commands, and how to put your own model and data in their place. With --table it starts from a CSV file of your own,
+which is copied to FOLDER/data and not read: its README says how to go on.
 
 examples:
   discreet new my-project
   cd my-project && discreet simulate experiment=quick
+  discreet new my-hospital --table hospital.csv
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
@@ -28,43 +32,71 @@ SETTINGS = {
     ("data", "partition"): "natural",
     ("model", "name"): "model:build",
 }
+# Of a project that starts from a table: there is one client for each person in it.
+OF_A_TABLE = SETTINGS | {("model", "name"): "linear", ("data", "num_clients"): "200"}
 NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
 
 
-def command(folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    table: Annotated[Path | None, Option("--table", metavar="FILE", help="a CSV file to start from")] = None,
+) -> None:
     """Makes the project."""
     folder = folder.expanduser().resolve()
     if not NAME.fullmatch(folder.name):
         rule = "a letter, then letters, digits and hyphens, at most 32, for Flower takes it as the app's name"
         raise ConfigError(f"the name of the folder must be {rule} (got {folder.name!r})")
+    if table is not None and not table.is_file():
+        raise ConfigError(f"--table: {table} is no file")
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
-        _fill(folder, own_files())
+        _fill(folder, own_files(), table)
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error}") from error
-    print(f"made {folder}: cd there, then: discreet simulate experiment=quick")
+    start = "discreet simulate experiment=quick" if table is None else f"discreet data split data/{table.name}"
+    more = "" if table is None else " --owner COLUMN (README.md has all steps)"
+    print(f"made {folder}: cd there, then: {start}{more}")
 
 
-def _fill(folder: Path, source: Path) -> None:
+def _fill(folder: Path, source: Path, table: Path | None) -> None:
     ignore, example = shutil.ignore_patterns("__pycache__"), source / "examples" / "own"
     shutil.copytree(source / "examples" / "project", folder, ignore=ignore, dirs_exist_ok=True)
     (folder / "gitignore").rename(folder / ".gitignore")
     shutil.copytree(source / "strategies", folder / "strategies", ignore=ignore)
     shutil.copy(source / "constraints.txt", folder)
     (folder / "data").mkdir()
-    for name in ("train.csv", "test.csv", "data.toml"):
-        shutil.copy(example / name, folder / "data")
     shutil.copy(example / "model.py", folder)
-    for name in ("pyproject.toml", "README.md", "data/data.toml", "model.py"):
-        text = (folder / name).read_text().replace("examples.own.model:build", "model:build")
-        (folder / name).write_text(text.replace("my-project", folder.name))
-    (folder / "conf" / "config.yaml").write_text(_with_settings((source / "conf" / "config.yaml").read_text()))
+    if table is None:
+        (folder / "table.md").unlink()
+        for name in ("train.csv", "test.csv", "data.toml"):
+            shutil.copy(example / name, folder / "data")
+        _replace(folder / "data" / "data.toml", folder.name)
+    else:
+        shutil.copy(table, folder / "data")
+        with (folder / ".gitignore").open("a") as ignored:
+            ignored.write("data/*.csv\n")
+        shutil.copy(source / "conf" / "experiment" / "table.yaml", folder / "conf" / "experiment")
+        (folder / "table.md").replace(folder / "README.md")
+        _replace(folder / "README.md", folder.name, ("hospital.csv", table.name))
+        shutil.rmtree(folder / "tests")  # of the invented data
+    for name in ("pyproject.toml", "README.md", "model.py"):
+        _replace(folder / name, folder.name)
+    settings = SETTINGS if table is None else OF_A_TABLE
+    text = (source / "conf" / "config.yaml").read_text()
+    (folder / "conf" / "config.yaml").write_text(_with_settings(text, settings))
 
 
-def _with_settings(text: str) -> str:
-    """conf/config.yaml with `SETTINGS`; the comments stay."""
-    for (section, name), value in SETTINGS.items():
+def _replace(path: Path, project: str, *pairs: tuple[str, str]) -> None:
+    text = path.read_text()
+    for old, new in (("examples.own.model:build", "model:build"), ("my-project", project), *pairs):
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def _with_settings(text: str, settings: Mapping[tuple[str, str], str]) -> str:
+    """conf/config.yaml with these settings; the comments stay."""
+    for (section, name), value in settings.items():
         setting = re.search(rf"(?m)^{section}:\n(?: .*\n)*?  {name}: (\S+ *)", text)
         assert setting is not None, name
         start, end = setting.span(1)

@@ -2,7 +2,8 @@
 
 RUN is a run folder. --data is a .csv, .parquet, .jsonl or .npz file; without it the test set of the run's own data is
 predicted. `read_inputs` in discreet/evaluation/predictions.py says which columns a file needs. Without --out the
-predictions go to predictions.csv in the run folder.
+predictions go to predictions.csv in the run folder. The description that was saved with the model (model.json) holds,
+not what data.toml says today; where they differ, the keys are named.
 
 examples:
   discreet predict outputs/first
@@ -11,13 +12,17 @@ examples:
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
+from discreet.data.description import DataDescription
+from discreet.data.targets import FolderError
 from discreet.evaluation import predictions
+from discreet.server.model_description import differences
 from discreet.server.run_folder import replace_file
 
 
@@ -31,6 +36,7 @@ def command(
 ) -> None:
     """Predicts and writes."""
     saved = predictions.load_model(run)
+    _say_differences(run, saved.description)
     if data is not None:
         inputs, targets, cells = predictions.read_inputs(data, saved, id_column=id_column)
     else:
@@ -44,3 +50,14 @@ def command(
     if targets is not None and len(targets):
         found = predictions.indicators_of(said, targets, saved.shape.target).items()
         print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
+
+
+def _say_differences(run: Path, then: DataDescription | None) -> None:
+    try:
+        now = predictions.described_today(run) if then is not None else None
+    except FolderError as error:
+        print(f"discreet: {error}: the description that was saved with the model holds", file=sys.stderr)
+        return
+    if then is not None and now is not None and (keys := differences(then, now)):
+        told = f"data.toml says otherwise by now of {', '.join(keys)}"
+        print(f"discreet: {told}: the description that was saved with the model holds", file=sys.stderr)

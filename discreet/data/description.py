@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from discreet.data.encoding import Column, columns_of
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.per_example.objective import PADDING
 from discreet.settings.rules import did_you_mean
@@ -48,6 +49,12 @@ class DataDescription(BaseModel):
     max_tokens: AtLeastTwo | None = None
     padding: int | str | None = None
     next_token: bool = False
+    columns: tuple[Column, ...] = ()
+    separator: str | None = None
+    decimal: Literal[".", ","] = "."
+    encoding: str | None = None
+    unconfirmed: tuple[str, ...] = ()
+    public: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -71,6 +78,7 @@ class DataDescription(BaseModel):
             given = {self.inputs, self.low, self.tokens, self.padding, self.shape} != {None}
             yield not given and self.format not in ("npz", "idx"), "text is a column, and the only input"
             yield (self.model or "").startswith(HF), f'text needs model = "{HF}FOLDER", whose tokenizer reads it'
+        yield from self._column_rules()
         one = (self.target is None) != (not self.targets)
         yield self.next_token or one, "target or targets must be given, and not both"
         yield not (self.num_classes and self.classes), "num_classes and classes are both given: give one"
@@ -78,10 +86,33 @@ class DataDescription(BaseModel):
         rule = "classes and num_classes are of a single target, and go with neither targets nor a range"
         yield single or not (self.num_classes or self.classes), rule
 
+    def _column_rules(self) -> Iterator[tuple[bool, str]]:
+        names, taken = [column.name for column in self.columns], {*self.target_names, self.owner}
+        yield not self.columns or self.format in ("csv", "parquet", "jsonl"), "columns are of a table"
+        given = {self.inputs, self.low, self.tokens, self.text, self.shape} != {None} or self.next_token
+        yield not (self.columns and given), "columns goes without inputs, low, high, tokens, text and shape"
+        both = [name for name in names if name in taken]
+        yield not both, f"columns: {', '.join(both)} is the target or the owner, and no input"
+        told = ", ".join(self.unconfirmed)
+        yield (
+            not self.unconfirmed,
+            f"unconfirmed lists {told}: what is written of them was read from the data, and is not private. "
+            "Replace it by public knowledge, and take the names out of the list",
+        )
+        form = self.format == "csv" or (self.separator, self.encoding, self.decimal) == (None, None, ".")
+        yield form, "separator, decimal and encoding are of csv"
+        yield self.separator is None or len(self.separator) == 1, "separator must be one character"
+
     @property
     def target_names(self) -> tuple[str, ...]:
         """The columns or arrays of what is predicted."""
         return self.targets if self.target is None else (self.target,)  # none with next_token
+
+    def facts(self) -> dict[str, Any]:
+        """The keys that are given, as JSON and `description_of` have them."""
+        found = self.model_dump(mode="json", exclude_defaults=True, exclude={"columns"})
+        described = {column.name: column.facts() for column in self.columns}
+        return found | ({"columns": described} if described else {})
 
     @property
     def mark(self) -> int:
@@ -129,15 +160,27 @@ def read_description(folder: Path) -> DataDescription:
         raise FolderError(f"{path} is missing: it says in which file the data are, and in which form") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FolderError(f"{path} is not TOML: {error}") from error
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     if str(settings.get("model", "")).startswith(HF):
         settings["model"] = f"{HF}{(folder / Path(settings['model'].removeprefix(HF)).expanduser()).resolve()}"
     try:
-        return DataDescription.model_validate(settings)
+        return description_of(settings)
+    except FolderError as error:
+        raise FolderError(f"{path}: {error}") from error
+
+
+def description_of(settings: Mapping[str, Any]) -> DataDescription:
+    """The description with these keys, as TOML or JSON has them. FolderError: what is wrong, with the key."""
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    try:
+        if isinstance(columns := given.get("columns"), Mapping):
+            given["columns"] = columns_of(columns)
+        return DataDescription.model_validate(given)
     except ValidationError as error:
         wrong = error.errors()[0]
         key = str(wrong["loc"][0]) if wrong["loc"] else ""
         said = f"{key}: {wrong['msg']}" if key else wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] == "extra_forbidden":
             said = f"unknown key {key}{did_you_mean(key, DataDescription.model_fields)}"
-        raise FolderError(f"{path}: {said}") from error
+        raise FolderError(said) from error
+    except ValueError as error:
+        raise FolderError(f"columns: {error}") from error

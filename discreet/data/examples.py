@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.data.description import DataDescription
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Target
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
@@ -110,9 +111,11 @@ SHAPES = {
 @dataclass(frozen=True, eq=False)
 class Task:
     """A data set ready to be learned: what the clients hold, and the public test set that the server holds; it is
-    empty if there is none. owners: (len(train),) int64, the natural user of each training example, numbered from 0, or
-    None if the data have no natural users. Raises ValueError: the train set is empty, inputs have another shape, a
-    class is none, or all of the test set is padding.
+    empty if there is none.
+
+    owners: (len(train),) int64, the natural user of each training example, numbered from 0, or None if the data have no
+    natural users. description: the data.toml of a folder. Raises ValueError: the train set is empty, inputs have
+    another shape, a class is none, or all of the test set is padding.
     """
 
     name: str
@@ -120,6 +123,7 @@ class Task:
     test: Examples
     shape: TaskShape
     owners: torch.Tensor | None = None
+    description: DataDescription | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

@@ -44,21 +44,22 @@ data: a minimum, a mean or a count of what occurs would be a release without an 
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import math
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
+from discreet.data.encoding import CellError, encode, is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
@@ -83,11 +84,36 @@ def load_folder(path: str | None) -> Task:
     train, shape, owners = _labelled(folder, description)
     test = train.subset(torch.zeros(0, dtype=torch.int64))
     if description.test is not None:
-        target = description.test_target or description.target
-        test_file = {"file": description.test, "target": target, "owner": None}
-        test, _, _ = _labelled(folder, description.model_copy(update=test_file), shape)
+        test, tested = _test_of(folder, description, shape)
+        if owners is not None and tested is not None:
+            test_path = folder / description.test
+            with _lines_of(test_path, description):
+                _refuse_shared(description, owners, tested)
     numbers = None if owners is None else torch.from_numpy(np.unique(owners, return_inverse=True)[1])
-    return Task(FOLDER, train, test, shape, numbers)
+    return Task(FOLDER, train, test, shape, numbers, description)
+
+
+def _test_of(folder: Path, description: DataDescription, shape: TaskShape) -> tuple[Examples, Array | None]:
+    """The public test set, and its owners if it has that column."""
+    target = description.test_target or description.target
+    changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
+    test = description.model_copy(update=changed)
+    if description.owner is not None and description.format != "idx":
+        there = open_table(_file(folder, test.file), test)
+        test = test.model_copy(update={"owner": description.owner if description.owner in there else None})
+    examples, _, owners = _labelled(folder, test, shape)
+    return examples, owners
+
+
+def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
+    """Raises RowError for an owner of rows in both tables: the test set is public, and protects nobody in it."""
+    shared = np.flatnonzero(np.isin(tested.astype(str), owners.astype(str)))
+    if len(shared):
+        people = len(np.unique(tested[shared].astype(str)))
+        problem = f"this {description.owner} has rows in {description.file} too, as {people} in all have"
+        raise RowError(
+            int(shared[0]), f"{problem}: nobody in the public test set may be in the data that are protected"
+        )
 
 
 @lru_cache(maxsize=4)
@@ -114,7 +140,7 @@ def _labelled(
 ) -> tuple[Examples, TaskShape, Array | None]:
     """A table with targets, its shape unless that is given, and its owners if it has any."""
     path = folder / description.file
-    with lines_of(path, description.format):
+    with _lines_of(path, description):
         inputs, targets, owners = _read(folder, description)
         if targets is None:
             raise FolderError(f"{path} has no column or array {' or '.join(description.target_names)}")
@@ -133,8 +159,8 @@ def read_file(
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "jsonl", "npz"):
         raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet, .jsonl or .npz")
-    with lines_of(path, kind):
-        description = description.model_copy(update={"format": kind, "file": path.name, "owner": id_column})
+    description = description.model_copy(update={"format": kind, "file": path.name, "owner": id_column})
+    with _lines_of(path, description):
         inputs, targets, ids = _read(path.parent, description)
         read, count = _inputs_of(inputs, description, shape, str(path)), len(inputs)
         return read, None if targets is None else _targets_of(targets, count, description, shape, str(path)), ids
@@ -193,8 +219,8 @@ def _read(folder: Path, description: DataDescription) -> _Table:
             images, labels = (read_idx(file) for file in files)
         except (OSError, ValueError) as error:
             raise FolderError(str(error)) from error
-        return images, _numbered(labels, description), None
-    found, arrays = open_table(path, description.format), description.format == "npz"
+        return images, _numbered(labels, "target", description), None
+    found, arrays = open_table(path, description), description.format == "npz"
     names, kind = _input_names(found, description), "array" if arrays else "column"
     for name in (*names, owner):
         if name is not None and name not in found:
@@ -204,17 +230,36 @@ def _read(folder: Path, description: DataDescription) -> _Table:
         inputs, counted = tokens_of(found[description.text], _weights_of(description), length=description.max_tokens)
     elif arrays:
         inputs = found[names[0]]
+    elif description.columns:
+        inputs = _encoded(found, description)
     else:
         nothing = np.zeros((len(next(iter(found.values()), ())), 0))
         inputs = np.column_stack([nothing, *(_numbers(found[name], f"the column {name}") for name in names)])
     targets, wanted = None, description.target_names
     if wanted and all(name in found and name not in names for name in wanted):
-        columns = [_numbered(np.asarray(found[name]), description) for name in wanted]
+        columns = [_numbered(np.asarray(found[name]), name, description) for name in wanted]
         targets = columns[0] if description.target is not None else np.stack(columns, axis=1)
     if description.next_token:
         following = inputs if counted is True else np.where(counted, inputs, PADDING)
         inputs, targets = inputs[:, :-1], np.asarray(following[:, 1:])
-    return inputs, targets, None if owner is None else np.asarray(found[owner])
+    return inputs, targets, None if owner is None else _owners(found[owner], owner)
+
+
+def _encoded(found: Mapping[str, Any], description: DataDescription) -> Array:
+    cells = {column.name: found[column.name].to_pylist() for column in description.columns}
+    try:
+        return encode(cells, description.columns, decimal=description.decimal)
+    except CellError as error:
+        raise RowError(error.row, error.problem) from None
+
+
+def _owners(column: Any, name: str) -> Array:
+    """The cells of an owner each; rows without one would be one more person."""
+    owners = np.asarray(column)
+    for row, cell in enumerate(owners.tolist()):
+        if is_empty(cell):
+            raise RowError(row, f"{name} is empty: it must say whose row it is")
+    return owners
 
 
 def _weights_of(description: DataDescription) -> Path:
@@ -230,56 +275,36 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def open_table(path: Path, form: str) -> dict[str, Any]:
+def open_table(path: Path, description: DataDescription) -> dict[str, Any]:
     """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
+    if description.format == "csv":
+        return csv_table(path, description).columns(as_text=bool(description.columns))
     require_extra("pyarrow", extra="simulation", why=path.name)
-    from pyarrow import csv, json, parquet  # type: ignore[import-untyped]
+    from pyarrow import json, parquet  # type: ignore[import-untyped]
 
-    as_csv = partial(csv.read_csv, parse_options=csv.ParseOptions(newlines_in_values=True))
-    readers = {"csv": as_csv, "parquet": parquet.read_table, "jsonl": json.read_json}
+    readers = {"parquet": parquet.read_table, "jsonl": json.read_json}
     try:
-        if form == "npz":
+        if description.format == "npz":
             with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        table = readers[form](path)
-        names = list(table.column_names)
+        table = readers[description.format](path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise FolderError(_unreadable(path, " ".join(str(error).split()))) from None
+        expected, _, _ = " ".join(str(error).split()).partition(", got ")
+        raise FolderError(f"{path} can't be read: {expected}") from None
+    names = list(table.column_names)
     for name in names:
         if names.count(name) > 1:
             raise FolderError(f"{path}: the column {name!r} is there twice")
     return {name: table.column(name) for name in names}
 
 
-def _unreadable(path: Path, said: str) -> str:
-    """The reason why a table can't be read: the line of a row with too few or too many cells, and never the row."""
-    expected, got, _ = said.partition(", got ")
-    with suppress(csv.Error, OSError):
-        (_, header), *rows = _records(path) if got else [(0, [])]
-        for line, row in rows:
-            if len(row) != len(header):
-                return f"{path}, line {line}: {len(row)} columns, and the header has {len(header)}"
-    return f"{path} can't be read: {expected}"
+def csv_table(path: Path, description: DataDescription) -> CsvTable:
+    """A CSV file in the form that a description says."""
+    return CsvTable(path, description.separator, description.encoding, description.decimal)
 
 
-def _records(path: Path) -> list[tuple[int, list[str]]]:
-    """The records of a CSV file, the header first, each with its last line, from 1; empty lines are none."""
-    with path.open(newline="", errors="replace") as file:
-        reader = csv.reader(file)
-        return [(reader.line_num, row) for row in reader if row]
-
-
-@contextmanager
-def lines_of(path: Path, form: str) -> Iterator[None]:
-    """Adds to a refused row of a table the file, and the line in it if it is CSV."""
-    try:
-        yield
-    except RowError as error:
-        place = f"row {error.row}"
-        if form == "csv":
-            with suppress(csv.Error, IndexError):
-                place = f"line {_records(path)[error.row + 1][0]}"
-        raise FolderError(f"{path}, {place}: {error.problem}") from None
+def _lines_of(path: Path, description: DataDescription) -> AbstractContextManager[None]:
+    return lines_of(path, csv_table(path, description) if description.format == "csv" else None)
 
 
 def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
@@ -290,6 +315,8 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
         return (description.inputs or "inputs",)
     if description.text is not None:
         return (description.text,)
+    if description.columns:
+        return tuple(column.name for column in description.columns)
     if description.inputs is None:
         return tuple(name for name in found if name not in (*description.target_names, description.owner))
     return (description.inputs,) if isinstance(description.inputs, str) else description.inputs
@@ -297,9 +324,9 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
 
 def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
-    if description.inputs is not None or description.format in ("npz", "idx"):
+    if description.inputs or description.columns or description.format in ("npz", "idx"):
         return description
-    found = open_table(_file(folder, description.file), description.format)
+    found = open_table(_file(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})
 
 
@@ -316,15 +343,25 @@ def _numbers(column: Any, what: str) -> Array:
     raise FolderError(f"{what} is no number in any row")
 
 
-def _numbered(targets: Array, description: DataDescription) -> Array:
+def _numbered(targets: Array, name: str, description: DataDescription) -> Array:
     """Classes as numbers; words by their places in `classes`."""
-    if description.classes:
-        places = {name: place for place, name in enumerate(description.classes)}
-        places |= {} if description.padding is None else {str(description.padding): PADDING}
-        for place, value in enumerate(targets.flat):
-            if str(value) not in places:
-                raise RowError(place * len(targets) // targets.size, "the class is not in classes")
-        return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
+    if not description.classes:
+        return _target_numbers(targets, name, description)
+    places = {word: place for place, word in enumerate(description.classes)}
+    places |= {} if description.padding is None else {str(description.padding): PADDING}
+    for place, value in enumerate(targets.flat):
+        if str(value) not in places:
+            problem = f"{name} is empty" if is_empty(value) else "the class is not in classes"
+            raise RowError(place * len(targets) // targets.size, problem)
+    return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
+
+
+def _target_numbers(targets: Array, name: str, description: DataDescription) -> Array:
+    if targets.dtype == object and description.columns:  # cells as they are written
+        for row, cell in enumerate(targets):
+            if is_empty(cell):
+                raise RowError(row, f"{name} is empty")
+        targets = np.asarray([str(cell).replace(description.decimal, ".") for cell in targets])
     try:
         return np.asarray(targets, np.float64)
     except ValueError as error:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from discreet.deployment import flower_home
+from discreet.deployment.flower_fixes.commands import command as superlink_command
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.logs import log_to
@@ -29,7 +30,7 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
     """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its process. All that came
     of it ends with the block, or with this process, however that ends. RunLostError if it does not start."""
     port = flower_home.free_port()
-    command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    command = superlink_command("superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port))
     with scratch_folder() as home, _started(command, home / "superlink.log", folder=folder) as process:
         url = f"http://127.0.0.1:{port}/health"
         with suppress(TimeoutError):

@@ -20,10 +20,11 @@ from discreet.data.folder import node_table
 from discreet.deployment.flower_fixes import commands, hand_over
 from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.guard.site_check import check_site
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
-from discreet.node.policy import policy_from
+from discreet.node.policy import policy_from, words_of
 from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, files_of, read_member
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
@@ -36,6 +37,11 @@ LONGEST_SECONDS = 60.0  # what a node's pause may be
 def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
     """The node configuration, which Flower passes on to each ClientApp of this node. ConfigError: no data, or two."""
     given, config = arguments, dict[str, str | int]()
+    if given.guard is not None:
+        _check_no_more_than_the_guard(given)
+        return config
+    if given.ledger is None:
+        raise ConfigError("give --ledger, this node's account")
     if (given.data is None) == (given.partition is None):
         raise ConfigError("give either --data FOLDER or --partition NUMBER --of COUNT")
     if given.partition is not None:
@@ -48,6 +54,13 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
         state = given.masking_state or given.ledger.with_suffix(".masking")
         paths |= {KEY: given.key, PEERS: given.peers, STATE: state}
     return config | {name: str(path.resolve()) for name, path in paths.items() if path is not None}
+
+
+def _check_no_more_than_the_guard(given: argparse.Namespace) -> None:
+    """Raises ConfigError for what a guarded node takes from guard.toml alone, or can't be."""
+    for name in ("data", "partition", "of", "ledger", "policy", "task"):
+        if getattr(given, name) is not None:
+            raise ConfigError(f"--{name} goes without --guard: guard.toml says which data, account and policy")
 
 
 @contextmanager
@@ -65,10 +78,15 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
         raise ConfigError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
+    if arguments.guard is not None:
+        check_site(arguments.guard)
+        return
     with _about("--policy"):
-        declared = policy_from(config).public_num_examples
-    if declared is not None:
-        logger.info("DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example", declared)
+        policy = policy_from(config)
+    logger.info("%s", words_of(policy))
+    if policy.public_num_examples is not None:
+        said = "DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example"
+        logger.info(said, policy.public_num_examples)
     if arguments.peers is not None:
         with _about("--peers"):
             count = len(read_member(files_of(None, config))[1].keys)
@@ -89,12 +107,17 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
     words = " ".join(
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in config.items()
     )
+    started = commands.command("supernode")
+    if arguments.guard is not None:
+        guarded = commands.command("guarded", str(arguments.guard.resolve()))
+        started = [*guarded, "--isolation", "process"]
     command = [
-        *commands.command("supernode"),
+        *started,
         *("--superlink", arguments.superlink),
         *("--root-certificates", str(arguments.authority)),
         *("--auth-supernode-private-key", str(arguments.key)),
-        *("--host", "127.0.0.1", "--port", str(arguments.port), "--node-config", words),
+        *("--host", "127.0.0.1", "--port", str(arguments.port)),
+        *(("--node-config", words) if words else ()),
     ]
     return command if arguments.max_retries is None else [*command, "--max-retries", str(arguments.max_retries)]
 
@@ -116,7 +139,9 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--superlink", required=True, help="host:port of the server's node proxy")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--key", type=Path, required=True, help="this node's private key")
-    parser.add_argument("--ledger", type=Path, required=True, help="its account, made by discreet ledger create")
+    parser.add_argument("--ledger", type=Path, help="its account, made by discreet ledger create")
+    guard = "a guard.toml: this node runs any app, on blocks of patients, and each patient stays private"
+    parser.add_argument("--guard", type=Path, help=guard)
     parser.add_argument("--policy", type=Path, help="a JSON file: the least privacy that this node accepts")
     parser.add_argument("--peers", type=Path, help="for secure aggregation: all nodes' public keys, as people compared")
     parser.add_argument("--name", help="this node's name in that list (default: the file name of its key)")
@@ -145,7 +170,8 @@ def main(words: Sequence[str]) -> int:
         return 2
     logger.info("starting %s", shlex.join(command))
     os.environ[LONGEST_PAUSE] = str(arguments.longest_pause)
-    start_preforked_clients()
+    if arguments.guard is None:
+        start_preforked_clients()
     sys.stdout.flush()
     return os.execvp(command[0], command)
 

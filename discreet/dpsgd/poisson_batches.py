@@ -24,6 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from discreet.dpsgd.item_watch import ItemWatch
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.per_example.graphs import Graphs
@@ -62,21 +63,25 @@ class Piece:
 class ExampleReader:
     """The data set by lists of positions: tensors with the examples in their first dimension, or tuples and
     dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is None. Raises ValueError if there
-    are none, the data set has no length or no index, or `collate` mixes examples."""
+    are none, the data set has no length or no index, `collate` mixes examples, or an item is made of several."""
 
     dataset: MapDataset
     collate: Collate | None
+    _items: ItemWatch = field(init=False)
 
     def __post_init__(self) -> None:
         data = self.dataset
+        if isinstance(data, Tensor):
+            raise ValueError("dataset: a tensor has no targets: give TensorDataset(inputs, targets)")
         if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise ValueError("dataset must be map-style, with len(dataset) and dataset[index]")
         if len(data) < 1:
             raise ValueError("dataset must have an example at least")
+        object.__setattr__(self, "_items", ItemWatch(data))
         if self.collate is not None:
             count = len(self.dataset)
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
-            _check_collate(self.collate, [self.dataset[place] for place in places])
+            _check_collate(self.collate, [self._items[place] for place in places])
 
     def __getitem__(self, positions: Sequence[int]) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
@@ -85,7 +90,7 @@ class ExampleReader:
             ]
             return _checked(parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions))
         # Shapes and types of an empty batch are those of a batch of one.
-        examples = [self.dataset[position] for position in positions or [0]]
+        examples = [self._items[position] for position in positions or [0]]
         inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
         return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
 

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
-from discreet.data.description import DataDescription, read_description
+from discreet.data.description import DESCRIPTION, DataDescription, description_of, read_description
 from discreet.data.examples import Task, TaskShape, normalised_inputs
 from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import class_indicators, label_indicators, number_scores
+from discreet.server.model_description import read_facts
 from discreet.server.run_folder import RunFolder, csv_text, replace_file, write_json
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, read_json
@@ -39,14 +40,14 @@ class SavedModel:
       model: with its parameters, in evaluation mode.
       data: the name of the data set it was trained on.
       shape: what it expects of an input, and what it predicts.
-      folder: where the data are described, with data.name=folder.
+      description: of the data, with data.name=folder: as it was when the run ended.
       normaliser: what `predict` normalises inputs by.
     """
 
     model: nn.Module
     data: str
     shape: TaskShape
-    folder: Path | None = None
+    description: DataDescription | None = None
     normaliser: NormaliserConfig = field(default_factory=NormaliserConfig)
 
 
@@ -83,10 +84,25 @@ def load_model(run: Path) -> SavedModel:
                 parameter.copy_(tensors[name])
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
-    folder = RunFolder(run).read_config().data.path if facts["data"] == FOLDER else None
-    described = None if folder is None else Path(folder).expanduser().resolve()
     by = {name: values or None for name, values in json.loads(facts.get("normaliser", "{}")).items()}
-    return SavedModel(model.eval(), facts["data"], shape, described, NormaliserConfig(**by))
+    return SavedModel(model.eval(), facts["data"], shape, _described(run, facts["data"]), NormaliserConfig(**by))
+
+
+def _described(run: Path, data: str) -> DataDescription | None:
+    """The description in model.json, or for a run of an older version that of today."""
+    facts = read_facts(run)
+    if facts is not None:
+        return None if facts["description"] is None else description_of(facts["description"])
+    return described_today(run) if data == FOLDER else None
+
+
+def described_today(run: Path) -> DataDescription | None:
+    """The data.toml of a run's data as it is now; None if there is none any more. FolderError: it is wrong."""
+    path = RunFolder(run).read_config().data.path
+    folder = None if path is None else Path(path).expanduser().resolve()
+    if folder is None or not (folder / DESCRIPTION).is_file():
+        return None
+    return with_inputs(folder, read_description(folder))
 
 
 def _shape_of(facts: Mapping[str, str]) -> TaskShape:
@@ -107,22 +123,24 @@ def read_inputs(
     scikit-learn; for other data all columns but those of the targets and `id_column`, in their order. A column
     `target` with class numbers may be there, or columns with the names of the labels or numbers.
     .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) or (n, k) may be there.
-    With data.name=folder the names, classes and ranges of the folder's data.toml hold.
+    With data.name=folder the names, classes and ranges of the data.toml hold that the model was trained with.
 
     Raises:
       FolderError: the file is missing or of another kind, a column is missing, a value is missing, not a number, not
         finite or out of the model's range, or a shape does not fit.
     """
     inputs, targets, ids = read_file(path, _description_of(path, saved), saved.shape, id_column=id_column)
-    images = saved.folder is None and len(saved.shape.input_shape) == 3
+    images = saved.description is None and len(saved.shape.input_shape) == 3
     if images and inputs.numel() and not (inputs.min() >= 0 and inputs.max() <= 1):
         raise FolderError(f"{path}: pixels must lie in [0, 1]: divide them by the largest possible one")
     return inputs, targets, ids
 
 
 def _description_of(path: Path, saved: SavedModel) -> DataDescription:
-    if saved.folder is not None:
-        return with_inputs(saved.folder, read_description(saved.folder))
+    if saved.description is not None:
+        return saved.description
+    if saved.data == FOLDER:
+        raise FolderError(f"{path}: the model has no description, and the data.toml of its data is gone")
     names, arrays = saved.shape.target.names, path.suffix.lower() == ".npz"
     facts: dict[str, Any] = {"target": "targets" if arrays else "target"}
     if names and not arrays:
@@ -196,7 +214,7 @@ def predictions_csv(
 
 def _class_names(saved: SavedModel) -> tuple[str, ...]:
     """The classes by their names in the folder's data.toml, or by their numbers if they have no names."""
-    named = read_description(saved.folder).classes if saved.folder is not None else ()
+    named = saved.description.classes if saved.description is not None else ()
     return named or tuple(map(str, range(saved.shape.num_classes)))
 
 

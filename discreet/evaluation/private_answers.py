@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,7 @@ from discreet.queries.statistic_answers import normaliser_from
 from discreet.server.plan import Plan
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunFolder, csv_text, replace_file, write_json
-from discreet.server.transport import ReplyStats, Transport
+from discreet.server.transport import NobodyAnswers, ReplyStats, Transport
 from discreet.settings.data import EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
@@ -107,11 +107,11 @@ class EvaluationPlan:
         number: int,
         sums: Sums,
         *,
-        also: Callable[[Mapping[str, object]], None],
+        answered: tuple[int, int],
         spent: Mapping[str, float] | None = None,
-    ) -> None:
-        """Adds to the row of round `number` how good the model after it is, says it, and tells `also`. `spent`: the
-        epsilons, if the row is to include what this has cost."""
+    ) -> dict[str, object]:
+        """Adds to the row of round `number` how good the model after it is, says it, and returns it. `answered`: how
+        many of how many clients did. `spent`: the epsilons, if the row is to include what this has cost."""
         noise_alone, found = self.query.read(replace(sums, probability=1.0)), self.query.read(sums)
         rated = [Rated(of, x.value, x.standard_error, noise_alone[of].standard_error) for of, x in found.items()]
         added = dict[str, float | None]()
@@ -121,9 +121,14 @@ class EvaluationPlan:
         auc = [part for part in self.query.noised(sums) if part.block.name == "auc"]
         write_roc(folder.path / "roc.csv", number, [point for part in auc for point in roc_points(part)])
         folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
-        also({"round": number, **added})
         fields, said = {"event": "evaluation", "round": number, **added}, ", ".join(map(str, rated))
-        logger.info("the model after round %d, by clients: %s", number, said, extra={"fields": fields})
+        level = logging.INFO
+        if not answered[0]:
+            level = logging.WARNING
+            said += ". Nobody gave a usable answer: these numbers are noise alone"
+        facts = number, *answered, said
+        logger.log(level, "the model after round %d, by %d of %d clients: %s", *facts, extra={"fields": fields})
+        return {"round": number, **added}
 
 
 def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
@@ -210,7 +215,8 @@ def with_range(asked: StatisticsConfig, data: str, path: str | None) -> Statisti
     model reads them, unless it is given; without one if they declare none."""
     shape, declared = SHAPES.get(data), None
     if data == FOLDER and path is not None:
-        declared = SCALE if read_description(Path(path).expanduser().resolve()).low is not None else None
+        description = read_description(Path(path).expanduser().resolve())
+        declared = SCALE if description.low is not None or description.columns else None
     elif shape is not None and not shape.num_tokens:
         declared = shape.scale
     return asked if asked.low is not None or declared is None else replace(asked, low=declared[0], high=declared[1])
@@ -239,13 +245,15 @@ def with_constants(config: Settings, task: Task) -> Settings:
 
 
 def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
-    """Yields the answers of all available clients to a question about their data. They get no parameters."""
+    """Yields the answers of all available clients to a question about their data. They get no parameters.
+    NobodyAnswers: none has answered; nothing is charged then."""
     available, stats = list(transport.available_clients()), ReplyStats()
     asked = TrainRequest(1, plan.first_clip_norm, plan.run, work=Work(trains=False, query=name))
     yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
     stats.log_failures()
-    answered = len(available) - sum(stats.failures.values())
-    logger.info("%d of %d clients answered what their data are like", answered, len(available))
+    logger.info("%d of %d clients answered what their data are like", stats.accepted, len(available))
+    if available and not stats.accepted:
+        raise NobodyAnswers(f"nobody gave a usable answer; the last: {stats.reasons[-1]}")
 
 
 def found_normaliser(run: RunContext, task: Task, answers: Replies) -> NormaliserConfig:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +27,8 @@ STATISTICS = ("running_mean", "running_var")
 FLOATS = ("float16", "float32", "float64")
 KEPT = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), *FLOATS)
 HALF = float(np.finfo("float16").max)
+WRAPPED = "each array has the prefix {} before its name: send the state_dict of the model that the wrapper holds"
+UNWRAPPED = "each array lacks the prefix {} that its name has in initial_arrays: make them of the model without wrapper"
 ROUND = "server-round"  # as Flower's own strategies say it to clients
 
 Values = NDArray[Any]
@@ -92,12 +94,11 @@ class ArrayLayout:
     def _named(self, arrays: ArrayRecord) -> Mapping[str, Array]:
         """The arrays by name. A NumPyClient has none, and numbers its arrays in the order in which it got them."""
         wanted = [part.name for part in self.parts]
-        differing = sorted(set(wanted).symmetric_difference(arrays))
-        if not differing:
+        if set(wanted) == set(arrays):
             return arrays
         numbers = [str(number) for number in range(len(wanted))]
         if set(arrays) != set(numbers):
-            raise MalformedMessage(f"{len(arrays)} arrays instead of {len(wanted)}; differing: {differing[0]}")
+            raise MalformedMessage(differing_names(wanted, list(arrays)))
         return {name: arrays[number] for name, number in zip(wanted, numbers, strict=True)}
 
     def record(self, params: Tensor) -> ArrayRecord:
@@ -115,6 +116,27 @@ class ArrayLayout:
     def described(self) -> str:
         """Names, shapes, dtypes and what is learned, as JSON: the same for two runs that may follow one another."""
         return json.dumps([asdict(part) for part in self.parts])
+
+
+def differing_names(wanted: Sequence[str], found: Sequence[str]) -> str:
+    """The difference between the names of the arrays that are wanted and of those that were found, in words.
+
+    >>> differing_names(["weight", "bias"], ["_module.weight", "_module.bias"])
+    "each array has the prefix '_module.' before its name: send the state_dict of the model that the wrapper holds"
+    >>> differing_names(["weight", "bias"], ["weight", "scale", "shift"])
+    "3 arrays in place of 2; missing: 'bias'; not asked for: 'scale' and 1 more"
+    """
+    for longer, shorter, what in ((found, wanted, WRAPPED), (wanted, found, UNWRAPPED)):
+        prefix = min(longer, default="").removesuffix(min(shorter, default=""))
+        if prefix and {prefix + name for name in shorter} == set(longer):
+            return what.format(repr(prefix))
+    said = f"{len(found)} arrays in place of {len(wanted)}"
+    missing, more = sorted({*wanted}.difference(found)), sorted({*found}.difference(wanted))
+    for what, names in (("missing", missing), ("not asked for", more)):
+        if names:
+            said += f"; {what}: {names[0]!r}"
+            said += f" and {len(names) - 1} more" if names[1:] else ""
+    return said
 
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:
@@ -198,8 +220,11 @@ class FlowerMessages:
     def _rating(self, number: int, content: RecordDict) -> TrainReply:
         """The answer of a client with this accuracy."""
         value = next((record[self.metric] for record in content.values() if self.metric in record), None)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise MalformedMessage(f"the reply must hold the metric {self.metric}, a finite number (got {value!r})")
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            records = [record for record in content.values() if isinstance(record, MetricRecord)]
+            names = sorted({name for record in records for name in record})
+            there = f"{value!r}" if value is not None else f"none; there are {', '.join(names) or 'no metrics'}"
+            raise MalformedMessage(f"the metric {self.metric} must be a number from 0 to 1 (got {there})")
         return TrainReply(number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))
 
 
@@ -207,5 +232,6 @@ def only_arrays(content: RecordDict, what: str) -> ArrayRecord:
     """The one record of arrays of a content. Raises MalformedMessage: there is another number of them."""
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
-        raise MalformedMessage(f"{what} must hold one record of arrays (got {len(records)})")
+        names = ", ".join(repr(name) for name, record in content.items() if isinstance(record, ArrayRecord))
+        raise MalformedMessage(f"{what} must hold one record of arrays (got {len(records)}: {names or 'none'})")
     return records[0]

@@ -11,10 +11,12 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -33,23 +35,23 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.superlink.grid import InMemoryGrid
 from flwr.superlink.grid.http_grid import HttpGrid
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
+from discreet.masking.wire import MalformedBytes
 from discreet.protocol.messages import REFUSED_CODE, MalformedMessage, TrainReply, TrainRequest, VirtualClient
-from discreet.server.transport import Failure, MessagesTooLarge
+from discreet.server.transport import Failure, MessagesTooLarge, readable
 
 logger = logging.getLogger("discreet")
 
 # What a SuperLink says of a node that it has lost, and of messages and replies that have passed their deadline.
 NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+# The head of what Flower writes of an exception in a ClientApp: its class, before its text.
+EXCEPTION = re.compile(r"<class '(?:[\w.]{0,200}\.)?(\w{1,60})'>:")
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
 PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
 MOST_BYTES_EACH, MORE_BYTES = 8, 2**20  # of a reply: for each value, as a float64, and for what is beside the values
 PUSH_AT_ONCE = 4  # messages: Flower announces all of them first, and nodes ask for content again until it is there
 POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
-# What Flower's parts raise of contents that a node made up.
-UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, DecodeError)
 
 
 @dataclass(frozen=True)
@@ -244,21 +246,21 @@ def _pulled(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> dict[s
             raise MalformedMessage(f"the reply has more than {most} bytes, the most that what was asked can take")
         return content
 
-    return pull_objects([*{part.object_id: None for part in iterate_object_tree(tree)}], counted)
+    with strange():
+        names = [*{part.object_id: None for part in iterate_object_tree(tree)}]
+    return pull_objects(names, counted)
 
 
 def _unpacked(name: str, contents: dict[str, bytes], most: int) -> Message:
-    try:
+    with strange():
         size = sum(_unpacked_size(content, contents) for content in contents.values())
-        message = inflate_object_from_contents(name, contents) if size <= most else None
-    except UNREADABLE as error:
-        raise MalformedMessage(f"the reply can't be unpacked: {error}") from error
-    if message is None:
-        raise MalformedMessage(f"the reply unpacks to {size} bytes, of {most} that what was asked can take")
-    if not isinstance(message, Message):
-        raise MalformedMessage(f"the reply is a {type(message).__name__}, no message")
-    message.metadata.__dict__["_message_id"] = name
-    return message
+        if size > most:
+            raise MalformedMessage(f"the reply unpacks to {size} bytes, of {most} that what was asked can take")
+        message = inflate_object_from_contents(name, contents)
+        if not isinstance(message, Message):
+            raise MalformedMessage(f"the reply is a {type(message).__name__}, no message")
+        message.metadata.__dict__["_message_id"] = name
+        return message
 
 
 def _unpacked_size(content: bytes, contents: Mapping[str, bytes]) -> int:
@@ -280,17 +282,38 @@ def looks(timeout: float) -> Iterator[float]:
         time.sleep(min(pause, max(0.0, timeout - waited)))
 
 
+@contextmanager
+def strange() -> Iterator[None]:
+    """A block that reads what a stranger has sent: whatever it raises makes the message a malformed one."""
+    try:
+        yield
+    except (MalformedMessage, MalformedBytes) as error:
+        raise MalformedMessage(readable(str(error))) from error
+    except Exception as error:
+        raise MalformedMessage(f"the reply can't be decoded: {type(error).__name__}") from error
+
+
 def read(reply: Message | Failure, client: int, asked: RoundMessages) -> Any:
     """What was asked for, or the failure that came in its place."""
-    if isinstance(reply, Failure):
-        return replace(reply, client=client)
+    try:
+        with strange():
+            answer = reply if isinstance(reply, Failure) else _failure(reply) or asked.reply(reply.content)
+    except MalformedMessage as error:
+        answer = Failure(client, "malformed", str(error))
+    return replace(answer, client=client) if isinstance(answer, Failure) else answer
+
+
+def _failure(reply: Message) -> Failure | None:
+    """The failure that a client reports; None if it has answered."""
     if not reply.has_error():
-        try:
-            return asked.reply(reply.content)
-        except MalformedMessage as error:
-            return Failure(client, "malformed", str(error))
-    code, lines = reply.error.code, (reply.error.reason or "").strip().splitlines()
-    kind = "refused" if code == REFUSED_CODE else "late" if code in NO_REPLY_CODES else "error"
-    # Written by a client, read on a terminal: only what can be printed, and not much of it.
-    said = "".join(character for character in lines[-1] if character.isprintable())[:300] if lines else ""
-    return Failure(client, kind, said)
+        return None
+    code, said = reply.error.code, reply.error.reason or ""
+    if code == REFUSED_CODE:
+        lines = said.strip().splitlines()
+        return Failure(0, "refused", readable(lines[-1]) if lines else "")
+    if code in NO_REPLY_CODES:
+        return Failure(0, "late", f"no reply came in time (code {code})")
+    # Flower sends the whole text of an exception, which may hold a value of the client's data: only its class is read.
+    found = EXCEPTION.match(said)
+    kind = "an error" if found is None else found[1]
+    return Failure(0, "error", f"{kind} (code {code}); the client's own log says why")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,9 +19,9 @@ import torch
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
-from discreet.flower.grid_transport import GridTransport, RoundMessages
+from discreet.flower.grid_transport import GridTransport, RoundMessages, strange
 from discreet.masking.server import Exchange, MaskingServer
-from discreet.masking.wire import Abandoned, MalformedBytes, Stage, read_request
+from discreet.masking.wire import Abandoned, Stage, read_request
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
@@ -44,6 +45,8 @@ logger = logging.getLogger("discreet")
 
 SMALL = 2**14  # values: what a reply holds that is no masked vector, at most
 FLOAT_BITS = 32
+SAME_LIST = "give all of them the same"
+OTHER_LIST = f"it has another list of peers than the other nodes: {SAME_LIST}"
 
 Missing = dict[int, Failure]
 
@@ -79,9 +82,10 @@ class MaskedTransport:
         """
         messages, missing, alive = self.asking.messages(asked, params), Missing(), 0
         self._meet(cohort, str(asked.round), missing)
+        server = self._masking(asked.run, missing)
         # With the last round that the run plans no keys for a next one are made.
         then = self.number + 1 if asked.work.trains and asked.round < asked.run.rounds else None
-        exchange = self._masking(asked.run).begin(self.number, then=then, asked=asked_bytes(asked))
+        exchange = server.begin(self.number, then=then, asked=asked_bytes(asked))
         while exchange.stage is not Stage.UNMASK:
             masked = exchange.stage is Stage.MASKED
             taken = self._send(exchange, messages if masked else None, cohort=cohort, missing=missing)
@@ -96,14 +100,20 @@ class MaskedTransport:
         self._send(exchange, None, cohort=cohort, missing=missing)
         return self.vector.centred(torch.from_numpy(_closed(exchange, missing).total))
 
-    def _masking(self, run: ClientSettings) -> MaskingServer:
-        """The server's side of all sums of this run, made when the names of all nodes are known."""
+    def _masking(self, run: ClientSettings, missing: Missing) -> MaskingServer:
+        """The server's side of all sums of this run, made when the names of all nodes are known: those of the list of
+        peers that as many nodes have as a sum needs. A node with another list is missing."""
         if self._server is None:
-            lists = {member.peers for member in self.members_of.values()}
-            if len(lists) != 1:  # none if no node has said who it is
-                raise RoundAbandoned(f"the nodes have {len(lists)} different lists of peers: give all of them the same")
+            terms = terms_of(secrets.token_hex(16), run, self.vector)
+            lists = Counter(member.peers for member in self.members_of.values())
+            peers, holders = max(lists.items(), key=lambda each: each[1], default=((), 0))
+            if holders < terms.survivors:
+                raise RoundAbandoned(f"the nodes have {len(lists)} different lists of peers: {SAME_LIST}")
+            for client in [client for client, member in self.members_of.items() if member.peers != peers]:
+                self.members_of.pop(client)
+                missing[client] = Failure(client, "malformed", OTHER_LIST)
             logger.info("a masked vector has %d values modulo 2^%d", self.vector.length, self.vector.bits)
-            self._server = MaskingServer(terms_of(secrets.token_hex(16), run, self.vector), lists.pop())
+            self._server = MaskingServer(terms, peers)
         return self._server
 
     def _meet(self, cohort: Sequence[int], group: str, missing: Missing) -> None:
@@ -120,6 +130,8 @@ class MaskedTransport:
         member, nodes = read_member(content), self.vector.nodes
         if len(member.peers) != nodes:
             raise MalformedMessage(f"{member.name!r} has a list of {len(member.peers)} peers, of {nodes} nodes")
+        if self._server is not None and member.peers != self._server.names:
+            raise MalformedMessage(OTHER_LIST)
         if member.name in {other.name for other in self.members_of.values()}:
             raise MalformedMessage(f"{member.name!r} is the name of another node, too")
         return member
@@ -140,9 +152,10 @@ class MaskedTransport:
                 if isinstance(reply, Failure):
                     missing[client] = reply
                 else:
-                    exchange.take(names[client], reply)
+                    with strange():
+                        exchange.take(names[client], reply)
                     taken += 1
-            except MalformedBytes as error:
+            except MalformedMessage as error:
                 missing[client] = Failure(client, "malformed", str(error))
         return taken
 
@@ -182,7 +195,7 @@ def read_member(content: RecordDict) -> Member:
     name, peers = (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)
     if not isinstance(name, str) or not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
         raise MalformedMessage("the reply does not say which node it is, and among whom")
-    member = Member(name, tuple(str(each) for each in peers))
+    member = Member(name, tuple(sorted(str(each) for each in peers)))
     if name not in member.peers or len(set(member.peers)) != len(member.peers):
         raise MalformedMessage("the node's list of peers does not hold itself, or a name twice")
     return member

@@ -13,6 +13,7 @@ from discreet.flower.array_layout import layout_of, only_arrays
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
+from discreet.node.allowance import allowed_by
 from discreet.node.app import answered
 from discreet.node.client import Values, noised_vector
 from discreet.node.masked_work import MaskedWork
@@ -44,10 +45,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
       >>> import discreet
       >>> app = ClientApp(mods=[discreet.secure_sum_mod])
     """
+    node = context.node_config
     if MASKING in message.content:
         work = partial(_read_work, message, context, call_next)
-        return answered(message, lambda: answer_masking(message.content, context.node_config, work=work))
-    return answered(message, _refuse)
+        return answered(message, lambda: answer_masking(message.content, node, work=work), node)
+    return answered(message, _refuse, node)
 
 
 def _refuse() -> RecordDict:
@@ -63,7 +65,7 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
         raise MalformedMessage("the message holds no train request of this version of Discreet")
     items: dict[str, object] = dict(asked)
     frozen = items.pop(FROZEN, None)
-    request = request_of(items)
+    request = request_of(items, allowed=allowed_by(context.node_config))
     arrays = only_arrays(content, "the message")
     layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
     params, data_owner = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)

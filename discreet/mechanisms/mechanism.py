@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from discreet.accounting.events import joined_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
 
@@ -361,11 +360,3 @@ def releases_of(mechanism: ServerMechanism, noise_multiplier: float, rounds: int
     if alone:
         releases.append((mechanism.event(noise_multiplier, trains=False, rates=True), alone))
     return tuple((event, count) for event, count in releases if count)
-
-
-def least_noise(run: ClientSettings, noise: float) -> float:
-    """The noise multiplier of the release with the least noise at user level, if that of a round is `noise`."""
-    ratings, rated = run.evaluation, run.evaluation.noise_multiplier
-    if ratings.private:
-        noise = joined_noise_multiplier(noise, rated) if ratings.cohort == "same" else min(noise, rated)
-    return min(noise, run.statistics.noise_multiplier) if run.asks_of_data else noise

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from discreet.accounting.events import RDP
+from discreet.accounting.events import RDP, noise_in
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.client_noise import LocalPrivacy
@@ -21,7 +21,7 @@ from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import ClientPolicy, budgets_of, check_policy
 from discreet.protocol.messages import TrainRequest
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
-from discreet.training.local_training import LocalSettings, counted_examples, settings_without_noise
+from discreet.training.local_training import LocalSettings, counted_examples, settings_without_noise, steps_of
 
 ANYTHING = ClientPolicy()
 NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
@@ -136,6 +136,11 @@ def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Ad
     return Admitted(training, local, tuple(charges), budgets, step=step)
 
 
+def _noise_of(one: ClientRound) -> float:
+    """The least noise of what is noised for a client: as it is declared, and by each event that it is charged."""
+    return min([one.noise_multiplier, *(noise_in(event) for event, _ in one.events)])
+
+
 def _check(
     request: TrainRequest,
     training: LocalSettings,
@@ -145,7 +150,8 @@ def _check(
     policy: ClientPolicy,
 ) -> None:
     """Raises Refused if the policy forbids the work, or a delta is too large for so many examples."""
-    run, noises = request.run, {name: one.noise_multiplier for name, one in each.items()}
+    run = request.run
+    noises = {name: _noise_of(one) for name, one in each.items()}
     counted = counted_examples(num_examples, training)
     if own_noise(run) is not None:
         noises = {name: min(noise, run.evaluation.noise_multiplier) for name, noise in noises.items()}
@@ -157,4 +163,7 @@ def _check(
     for name, delta in deltas.items() if noises.keys() - {USER} else ():
         if counted > 1 and delta >= 1 / counted:
             raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
+    steps = steps_of(num_examples, training) if request.work.trains else 0
+    if steps > policy.max_steps:
+        raise Refused(f"the policy of this client allows {policy.max_steps} local steps; this message asks for {steps}")
     check_policy(policy, run, noise_multipliers=noises)

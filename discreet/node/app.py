@@ -17,7 +17,10 @@ from flwr.clientapp import ClientApp
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
+from discreet.node.allowance import allowed_by
+from discreet.node.policy import policy_from
 from discreet.node.secure_aggregation import answer_masking
+from discreet.node.time_limit import at_most, seconds_for
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import (
     REFUSED_CODE,
@@ -66,7 +69,7 @@ class DPClient(NumPyClient):
         # Here, not above: most messages of a masked sum need neither a model nor data, and each has its own process.
         from discreet.node.nodes import client_of
 
-        request = request_of(config)
+        request = request_of(config, allowed=allowed_by(self.node_config))
         _log_of_node(request.virtual is not None)
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
         reply = client_of(request, self.node_config, self.node_id).answer(request, params)
@@ -86,13 +89,13 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round at one client, in the clear or as a stage of a masked sum."""
-    return answered(message, lambda: _work(message, context))
+    return answered(message, lambda: _work(message, context), context.node_config)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Refused: see `DPClient.evaluate`."""
-    return answered(message, lambda: DPClient(context.node_config).evaluate([], {}))
+    return answered(message, lambda: DPClient(context.node_config).evaluate([], {}), context.node_config)
 
 
 def _work(message: Message, context: Context) -> RecordDict:
@@ -110,11 +113,14 @@ def _work(message: Message, context: Context) -> RecordDict:
     return encode_arrays(arrays, numbers)
 
 
-def answered(message: Message, work: Callable[[], RecordDict]) -> Message:
-    """The reply to a message. A refusal goes to the server with its reason, a failure without a word of its own; the
-    client's log has both."""
+def answered(message: Message, work: Callable[[], RecordDict], node_config: Mapping[str, object]) -> Message:
+    """The reply to a message, whose work ends at the message's time to live, or after the `max-seconds` of the node's
+    policy. A refusal goes to the server with its reason, a failure without a word of its own; the client's log has
+    both."""
     try:
-        return Message(work(), reply_to=message)
+        with at_most(seconds_for(policy_from(node_config).max_seconds, message.metadata.ttl)):
+            content = work()
+        return Message(content, reply_to=message)
     except (Refused, MalformedMessage, ConfigError) as error:
         if message.content:  # a server that waits for a simulation's workers sends nothing, and is refused too
             logger.warning("refused: %s", error)

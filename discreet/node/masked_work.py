@@ -16,6 +16,7 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
+from discreet.node.allowance import allowed_by
 from discreet.node.nodes import client_of
 from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
 from discreet.privacy.secure_grid import SecureSum
@@ -53,7 +54,7 @@ class MaskedWork:
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
         """The work that a message asks for; errors as `client_of`."""
-        request, params = decode_request(content)
+        request, params = decode_request(content, allowed=allowed_by(node_config))
         client, answer = client_of(request, node_config), 0
         if request.run.evaluation.private:
             assert client.shape is not None

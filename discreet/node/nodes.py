@@ -18,7 +18,7 @@ from discreet.data.folder import FOLDER, node_table
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism_table import accounts_itself
-from discreet.models.models import OWN, model_for
+from discreet.models.models import model_for
 from discreet.node.account import Refused, accounts_of
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy, check_turn, policy_from
@@ -28,6 +28,7 @@ from discreet.protocol.simulated import is_simulations
 from discreet.queries.query import OF_DATA
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig
+from discreet.settings.rules import brief
 from discreet.settings.training import HF, ModelConfig
 
 logger = logging.getLogger("discreet.client")
@@ -70,20 +71,11 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object], node_i
     of virtual clients is not read here. `node_id`: the number by which the server knows it.
 
     Raises:
-      Refused: the node has no data, or no ledger although one is needed, its policy can't be read, or the run has code
-        of its own for a model, which the node's owner has not named.
+      Refused: the node has no data, or no ledger although one is needed, or its policy can't be read.
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
     run = request.run
     folder = Path(str(node_config["data"])) if "data" in node_config else None
-    # `package.module:name` is code that the server names, so the data.toml of the owner has to name it too.
-    for key, name, kind in (
-        ("model.name", run.model.name, "model"),
-        ("privacy.user.mechanism", run.user.mechanism, "mechanism"),
-    ):
-        allowed = getattr(read_description(folder), kind) if OWN in (name or "") and folder is not None else None
-        if OWN in (name or "") and allowed != name and not (name == HF and str(allowed).startswith(HF)):
-            raise Refused(f"{key}={name} is not the {kind} that this node's data.toml allows")
     accounts, policy = accounts_of(run, None, node_config) if accounts_itself(run) else None, policy_from(node_config)
     if request.work.trains:
         check_turn(policy, run, request.round, node_id)
@@ -150,5 +142,10 @@ def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
 
 @lru_cache(maxsize=4)
 def model_of(model: ModelConfig, shape: TaskShape) -> nn.Module:
-    """The architecture; its parameters come with each request. Built once per process."""
-    return model_for(model, shape, seed=0)
+    """The architecture; its parameters come with each request. Built once per process. Refused: it can't be built of
+    what the request names; why is only logged, in words that may be those of somebody's code."""
+    try:
+        return model_for(model, shape, seed=0)
+    except ValueError as error:
+        logger.error("%s", error)
+        raise Refused(f"this node can't build the model {brief(model.name)} of the run; its log says why") from error

@@ -11,14 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import least_noise, releases_of
+from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.mechanism_table import guarantees_of, masked_mechanism, server_mechanism
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import GUARANTEES, SECURE, USER
-from discreet.settings.rules import Count, CountOrZero, Probability, Rule, require, rules, section, unknown
+from discreet.settings.rules import (
+    Count,
+    CountOrZero,
+    Probability,
+    Rule,
+    brief,
+    did_you_mean,
+    require,
+    rules,
+    section,
+    unknown,
+    within,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -31,12 +44,13 @@ REQUIRABLE = (*GUARANTEES, SECURE)
     "",
     **{name.replace("-", "_"): name for name in ("min-noise-multiplier", "max-epsilon", "max-delta")},
     **{name.replace("-", "_"): name for name in ("public-num-examples", "min-colluding", "min-summands", "min-groups")},
+    **{name.replace("-", "_"): name for name in ("max-steps", "max-seconds")},
 )
 class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
     Attributes:
-      min_noise_multiplier: of every guarantee that is on.
+      min_noise_multiplier: of every guarantee that is on, in each of its releases: the noise over what a release moves.
       max_epsilon: at `max_delta`, of all that the client accounts itself (example, local, masked sums), over all runs
         and guarantees together: each of them is about the same examples. At user level in the clear it is held to what
         each run plans. If this or `min_noise_multiplier` is given, at least one guarantee must be on.
@@ -49,6 +63,8 @@ class ClientPolicy:
       min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
       min_groups: how many groups of clients must take turns, at least; the node then trains in its own turn alone. 0:
         it trains whenever it is asked.
+      max_steps: the most local steps that one message may ask for.
+      max_seconds: the longest that the work of one message may take.
     """
 
     min_noise_multiplier: Annotated[float, Rule("a finite number of at least 0", lambda noise: noise >= 0)] = 0.0
@@ -59,6 +75,8 @@ class ClientPolicy:
     min_colluding: CountOrZero = 0
     min_summands: CountOrZero = 0
     min_groups: CountOrZero = 0
+    max_steps: Count = 1_000_000
+    max_seconds: Annotated[float, within(1, 1e8)] = 86_400.0
 
     def __post_init__(self) -> None:
         both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
@@ -66,6 +84,11 @@ class ClientPolicy:
 
 
 FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
+FILE = "policy"  # the key of a node that names a file with a policy
+# Other keys of a node, here because none of them is a misspelt one of a policy.
+OTHERS = {"data", "ledger", "name", "identity-key", "peers", "masking-state", "partition-id", "num-partitions"}
+OF_PRIVACY = {"epsilon", "eps", "delta", "noise", "privacy", "policy", "secure"}  # words of what is meant for a policy
+ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
@@ -75,7 +98,8 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
       Refused: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
     """
     try:
-        settings = _policy_file(Path(str(node_config["policy"]))) if "policy" in node_config else {}
+        _check_spelling(node_config)
+        settings = _policy_file(Path(str(node_config[FILE]))) if FILE in node_config else {}
         settings |= {key: node_config[key] for key in FIELDS if key in node_config}
         for key in settings.keys() - FIELDS.keys():
             raise ValueError(unknown(key, ClientPolicy))
@@ -84,12 +108,35 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
         raise Refused(f"the policy of this client can't be read: {error}") from error
 
 
+def words_of(policy: ClientPolicy) -> str:
+    """A policy in one line, for a node's log: what it asks for, or that it asks for nothing."""
+    nothing = ClientPolicy()
+    asked = {key: getattr(policy, name) for key, name in FIELDS.items()}
+    said = [
+        f"{key}={','.join(value) if isinstance(value, tuple) else format(value, 'g')}"
+        for key, value in asked.items()
+        if value != getattr(nothing, FIELDS[key])
+    ]
+    return f"this node's policy: {', '.join(said)}" if said else "this node has no policy: it does what a server asks"
+
+
+def _check_spelling(node_config: Mapping[str, object]) -> None:
+    """Raises ValueError for a key that is like one of a policy: left out in silence it would be no policy at all."""
+    for key in sorted(node_config.keys() - FIELDS.keys() - OTHERS - {FILE}):
+        written = key.lower().replace("_", "-")
+        meant = did_you_mean(written, (*FIELDS, FILE), cutoff=ALIKE)
+        if not meant and OF_PRIVACY.intersection(written.split("-")):
+            meant = f"; there are {', '.join(FIELDS)}"
+        if meant:
+            raise ValueError(f"unknown setting {brief(key)}{meant}")
+
+
 def _policy_file(path: Path) -> dict[str, object]:
     try:
         read = json.loads(path.read_text())
     except OSError as error:
         raise ValueError(f"the policy file can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the policy file is not JSON: {error}") from error
     if not isinstance(read, dict):
         raise ValueError("the policy file must hold one JSON object")
@@ -126,14 +173,40 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
     _hold(bool(noise_multipliers) or not asks, "asks for noise or a largest epsilon, and no guarantee is on")
     for name, noise in noise_multipliers.items():
-        found = least_noise(run, noise) if name == USER else noise
+        found = least_noise(run, noise) if name == USER and policy.min_noise_multiplier else noise
         least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
-        _hold(found >= policy.min_noise_multiplier, f"{least}; the {name}-level one is {found:g}")
+        enough = found >= policy.min_noise_multiplier * (1 - ROUNDING)
+        _hold(enough, f"{least}; the {name}-level one is {found:g}")
     _hold(run.delta <= policy.max_delta, f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
         planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
         allowed = f"allows epsilon up to {policy.max_epsilon:g}; the run plans a user-level"
         _hold(planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}")
+
+
+def least_noise(run: ClientSettings, noise: float) -> float:
+    """The noise multiplier of the one release of a run, of those that the server is charged for, that has the least.
+
+    It is that of the release's event, so that a round whose noise is correlated counts with all that the round gives
+    away. The noise of masked sums is here what is declared: `check_own_count` holds what there is.
+
+    Raises:
+      Refused: an event that has no such number.
+    """
+    mechanism = server_mechanism(run)
+    assert mechanism is not None
+    joined, alone = run.evaluation.ratings(run.rounds)
+    try:
+        noises = [noise if mechanism.masked else noise_in(mechanism.event(noise))]
+        if joined:
+            noises.append(noise_in(mechanism.event(noise, rates=True)))
+        if alone:
+            noises.append(noise_in(mechanism.event(noise, trains=False, rates=True)))
+        if run.asks_of_data:
+            noises.append(noise_in(run.statistics.event))
+    except ValueError as error:
+        raise Refused(f"the policy of this client can't be held to the run: {error}") from error
+    return min(noises)
 
 
 def _hold(holds: bool, said: str) -> None:

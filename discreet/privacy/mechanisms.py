@@ -47,7 +47,7 @@ class Gaussian:
         about `total` (Mironov 2012); `add_grid_noise` has none. Raises ValueError: `total` is not finite, or the noise
         is out of range for its type, TypeError: another type.
         """
-        normal = partial(source.normal, draws=self.draws, dtype=total.dtype)
+        normal = partial(source.normal, draws=self.draws, dtype=total.dtype, device=total.device)
         return _noised(total, self.stddev(sensitivity), lambda count, stddev: normal(count, stddev=stddev))
 
     def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:

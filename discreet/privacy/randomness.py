@@ -15,10 +15,12 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+CPU = torch.device("cpu")
 Words = npt.NDArray[np.uint64]
 
 CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
 PAIRS = 1 << 16  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
+GPU_PAIRS = 1 << 20
 LOW_63_BITS = (1 << 63) - 1
 FEW_BITS = 1 << 43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
 _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
@@ -28,12 +30,13 @@ _ZEROS = bytes(1 << 16)  # what is encrypted to a stream: small, so that it leav
 class _Scratch(threading.local):
     """A thread's memory for normal draws, kept: fresh memory costs as much as the draws. Room for `pairs` of them."""
 
-    pairs = 0
+    pairs = -1
 
     def reserve(self, pairs: int) -> None:
         if pairs > self.pairs:
             self.pairs, self.words = pairs, torch.empty(2 * pairs, dtype=torch.int64)
             self.cosine = torch.empty(pairs, dtype=torch.float64)
+            self.radius, self.angle = torch.empty(2, pairs)
 
 
 _scratch = _Scratch()
@@ -93,16 +96,26 @@ class RandomSource:
         """`count` values uniform over the multiples of 2^-53 in [0, 1), float64, shape (count,)."""
         return torch.from_numpy((self.words(count) >> np.uint64(11)).astype(np.float64)).mul_(2.0**-53)
 
-    def normal(self, count: int, *, stddev: float = 1.0, draws: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
-        """`count` independent normal values of mean 0, shape (count,), cast to `dtype` last.
+    def normal(
+        self,
+        count: int,
+        *,
+        stddev: float = 1.0,
+        draws: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+    ) -> Tensor:
+        """`count` independent normal values of mean 0, shape (count,), of type `dtype` and on `device`.
 
-        Box and Muller's method in float64 with a radius of 63 bits: the tails follow the normal law to 8 sigma and end
-        at 9.4. Each value is the sum of `draws` draws over sqrt(draws): of 2n, all have to be searched by an attacker
-        who knows how floating-point noise is made (the secure mode of Holohan and Braghin 2021; with their n = 2,
-        draws = 4).
+        Box and Muller's method with a radius of 63 bits: the tails follow the normal law to 8 sigma and end at 9.4.
+        Each value is the sum of `draws` draws over sqrt(draws): of 2n, all have to be searched by an attacker who knows
+        how floating-point noise is made (the secure mode of Holohan and Braghin 2021; with their n = 2, draws = 4).
+        One draw of float32 has its angle and its products in float32 (`fast_pairs`); all else is in float64, cast last.
         """
         if not 0 <= stddev < math.inf:
             raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
+        if draws == 1 and dtype == torch.float32:
+            return self._fast_normal(count, stddev, device)
         values, each = torch.empty(count, dtype=dtype), stddev / math.sqrt(draws)
         for part in torch.split(values, 2 * PAIRS):
             pairs = (len(part) + 1) // 2
@@ -115,6 +128,21 @@ class RandomSource:
                     sine += more[1]
             part[:pairs].copy_(cosine)
             part[pairs:].copy_(sine[: len(part) - pairs])
+        return values.to(device)
+
+    def _fast_normal(self, count: int, stddev: float, device: torch.device) -> Tensor:
+        """`fast_pairs` of the stream, computed on `device`. The words are always made by this processor."""
+        values = torch.empty(count, device=device)
+        at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
+        for part in torch.split(values, 2 * at_once):
+            pairs = (len(part) + 1) // 2
+            _scratch.reserve(at_once if count > at_once else pairs)
+            words = _scratch.words[: pairs + (pairs + 1) // 2]
+            self._fill(words.numpy())
+            if device.type == "cpu":
+                fast_pairs(words, part, stddev, _scratch.radius[:pairs], _scratch.angle[:pairs])
+            else:
+                fast_pairs(words.to(device), part, stddev, *torch.empty(2, pairs, device=device))
         return values
 
     def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -220,6 +248,24 @@ def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) 
     radius.log_().mul_(-2.0).sqrt_().mul_(stddev)  # stddev^2 inside the root could vanish or overflow
     torch.cos(angle.mul_(math.pi * 2.0**-63), out=cosine).mul_(radius)
     angle.sin_().mul_(radius)
+
+
+def fast_pairs(words: Tensor, out: Tensor, stddev: float, radius: Tensor, angle: Tensor) -> None:
+    """Normal values into `out`, float32 (2m,) or (2m - 1,), by Box and Muller's method (1958), mostly in float32.
+
+    The low 63 bits of words 0 .. m-1, int64, give the radii, with a logarithm in float64: in float32 it would have no
+    tail or no centre. The 32-bit halves of the following words give the angles, pi * half / 2^31. The values are the m
+    cosines' and then the sines'. `words` are overwritten; `radius` and `angle`, float32 (m,), are memory to work in.
+    All are on one device.
+    """
+    pairs = len(radius)
+    bits = words[:pairs].bitwise_and_(LOW_63_BITS)
+    uniform = bits.view(torch.float64).copy_(bits).add_(0.5).mul_(2.0**-63)
+    radius.copy_(uniform.log_()).mul_(-2.0).sqrt_().mul_(stddev)  # stddev^2 inside the root could vanish or overflow
+    angle.copy_(words[pairs:].view(torch.int32)[:pairs]).mul_(math.pi * 2.0**-31)
+    torch.cos(angle, out=out[:pairs]).mul_(radius)
+    rest = len(out) - pairs
+    torch.sin(angle[:rest], out=out[pairs:]).mul_(radius[:rest])
 
 
 def laplace_values(words: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ too, and that follows from how many examples it holds out.
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -26,12 +26,20 @@ from discreet.settings.rules import POSITIVE, ConfigError, Count, CountOrZero, R
 
 VERSION = 7  # of the train request
 REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# The start of an array in NumPy's format, as NumPy and others write it. NumPy's own reader gives the header to Python's
+# parser: it raises whatever that raises, and takes memory as it likes.
+MAGIC = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)
+LONGEST_HEADER = 1024  # bytes
+HEADER = re.compile(
+    rb"\{ ?'descr': ?'([<>|=]?[A-Za-z?][0-9]{0,3})', ?'fortran_order': ?(True|False), ?"
+    rb"'shape': ?\((|[0-9]{1,15},|[0-9]{1,15}(?:, ?[0-9]{1,15}){1,31})\),? ?\} *\n"
+)
 Floats = NDArray[np.floating[Any]]
 Items = dict[str, int | str]
 Record = TypeVar("Record")
 
 
+OUTSIDE = ":"  # in the name of what is not Discreet's own: `package.module:function`, `hf:folder`
 REFUSED_CODE = 451  # Error.code of a client whose policy or budget forbids the work
 EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
 
@@ -134,8 +142,26 @@ def request_items(request: TrainRequest) -> Items:
     return {"version": VERSION, REQUEST: write_json(request)}
 
 
-def request_of(items: Mapping[str, object]) -> TrainRequest:
+Allowed = Callable[[TrainRequest], None]
+
+
+def no_outside_name(request: TrainRequest) -> None:
+    """Raises MalformedMessage if a request names code or a folder outside Discreet."""
+    model, mechanism = request.run.model.name, request.run.user.mechanism
+    if OUTSIDE in model or mechanism is not None:
+        raise MalformedMessage("the train request names code or a folder, and this reader allows none")
+
+
+def unresolved(request: TrainRequest) -> None:
+    """The `allowed` of a reader that makes nothing of the names in a request."""
+
+
+def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_name) -> TrainRequest:
     """Reads what `request_items` wrote.
+
+    Args:
+      allowed: raises if the reader's owner does not allow the code and the folders that the request names. No other
+        function makes a request of a message, so no name is resolved before it was asked.
 
     Raises:
       MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type or out of range.
@@ -148,7 +174,9 @@ def request_of(items: Mapping[str, object]) -> TrainRequest:
         )
     if unknown := items.keys() - {"version", REQUEST}:
         raise MalformedMessage(f"the train request holds {', '.join(sorted(unknown))}, which this client does not know")
-    return read_canonical(TrainRequest, items.get(REQUEST), "the train request")
+    request = read_canonical(TrainRequest, items.get(REQUEST), "the train request")
+    allowed(request)
+    return request
 
 
 def read_canonical(kind: type[Record], text: object, what: str) -> Record:
@@ -184,14 +212,14 @@ def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
     return record, params
 
 
-def decode_request(content: RecordDict) -> tuple[TrainRequest, Tensor]:
-    """`read_content`, read: the parameters as float32.
+def decode_request(content: RecordDict, *, allowed: Allowed = no_outside_name) -> tuple[TrainRequest, Tensor]:
+    """`read_content`, read: the parameters as float32. `allowed`: as of `request_of`.
 
     Raises:
       MalformedMessage: as `read_content` and `request_of`.
     """
     record, params = read_content(content)
-    return request_of(record), torch.from_numpy(np.array(params, dtype=np.float32))
+    return request_of(record, allowed=allowed), torch.from_numpy(np.array(params, dtype=np.float32))
 
 
 def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
@@ -226,25 +254,33 @@ def floats_of(array: Array, name: str) -> Floats:
         raise MalformedMessage(f"the array {name} must be floats, got {dtype} of {shape}")
     try:
         values: Floats = np.frombuffer(array.data, dtype=dtype, offset=start)
+        if len(values) != math.prod(shape):
+            raise MalformedMessage(f"the array {name} announces {math.prod(shape)} values and holds {len(values)}")
+        return values.reshape(shape, order="F" if by_columns else "C")
     except ValueError as error:
         raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
-    if len(values) != math.prod(shape):
-        raise MalformedMessage(f"the array {name} announces {math.prod(shape)} values and holds {len(values)}")
-    return values.reshape(shape, order="F" if by_columns else "C")
 
 
 def header_of(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Reads the header of an array in NumPy's format, and trusts nothing else that the message says of it.
+    """Reads the header of an array in NumPy's format, by a grammar of its own, and trusts nothing else that the message
+    says of it.
 
     The result is the shape, whether it lies by columns, the dtype, and where the values start."""
-    file = io.BytesIO(array.data)
+    magic = MAGIC.match(array.data)
+    if magic is None:
+        raise MalformedMessage(f"the array {name} can't be decoded: it does not begin as NumPy's arrays do")
+    start = magic.end() + int.from_bytes(magic[1] or magic[2], "little")
+    if start - magic.end() > LONGEST_HEADER:
+        raise MalformedMessage(f"the array {name} can't be decoded: its header is longer than {LONGEST_HEADER} bytes")
+    header = HEADER.fullmatch(array.data, magic.end(), start)
+    if header is None:
+        raise MalformedMessage(f"the array {name} can't be decoded: its header is not one that NumPy writes")
     try:
-        shape, by_columns, dtype = HEADERS[np.lib.format.read_magic(file)](file)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+        dtype = np.dtype(header[1].decode())
+    except TypeError as error:
         raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
-    if any(length < 0 for length in shape):
-        raise MalformedMessage(f"the array {name} announces the shape {shape}")
-    return shape, by_columns, dtype, file.tell()
+    shape = tuple(int(length) for length in header[3].split(b",") if length)
+    return shape, header[2] == b"True", dtype, start
 
 
 def all_finite(values: NDArray[np.float32]) -> bool:

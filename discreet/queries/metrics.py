@@ -36,6 +36,7 @@ from discreet.queries.scores import EvaluationResult
 SCORE_BINS, LARGEST_LOGIT = 32, 8.0  # of scores, in logits: half a logit each
 CONFIDENCE_BINS, CLIENT_BINS = 10, 20
 LARGEST_ERROR = 1.0  # of a number, where numbers are learned as -1..1: half of its public range
+UNEVEN = 1.2  # times the share that all classes would have alike
 QUANTILES = {"clients_worst_tenth": 0.1, "clients_median": 0.5}
 
 
@@ -268,30 +269,53 @@ def evaluate(
     """Mean loss and scores of `model` on `examples`, at least one, without gradients and in evaluation mode.
 
     Cross entropy is in nats. The scores of classes and sequences: accuracy, the share that is right, of all positions
-    that are not padding. Of labels: accuracy, the share of all labels that is right, and auc, the mean over the labels
-    (NaN if every label is all 0 or all 1). Of numbers: r2, and mae, the mean absolute error in their own units, both as
-    the mean over the numbers.
+    that are not padding; of classes that are uneven (`is_uneven`) also balanced_accuracy and auc (`uneven_scores`). Of
+    labels: accuracy, the share of all labels that is right, and auc, the mean over the labels (NaN if every label is
+    all 0 or all 1). Of numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the
+    numbers.
 
     Runs on the device of the model's parameters and leaves the model's training mode as it was. Outputs that are not
     finite make the loss NaN or infinite; an example with a NaN among its logits counts as wrong.
     """
     total, right, counted, kept = 0.0, 0, 0, []
+    uneven = target.kind == CLASSES and is_uneven(examples.targets)
     parts = (torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu()))
     for inputs, targets in zip(*parts, strict=True):
         outputs = outputs_of(model, inputs)
         total += loss(outputs.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
-        if target.kind in (LABELS, NUMBERS):
+        if target.kind in (LABELS, NUMBERS) or uneven:
             kept.append(outputs)  # of sequences they might be many
         if target.kind != NUMBERS:
             right += int(right_of(outputs, targets).sum())
             counted += int((targets != PADDING).sum())
     scores = {"accuracy": right / counted if counted else math.nan}
+    if uneven:
+        scores |= uneven_scores(torch.cat(kept), examples.targets.cpu())
     if target.kind == LABELS:
         scores["auc"] = mean_auc(torch.cat(kept), examples.targets.cpu())
     if target.kind == NUMBERS:
         each = number_scores(target.in_units(torch.cat(kept)), target.in_units(examples.targets.cpu()))
         scores = {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
     return EvaluationResult(total / len(examples), scores)
+
+
+def is_uneven(targets: Tensor, num_classes: int = 2) -> bool:
+    """True if one class has a share of the targets (n,) that is well above that of all classes alike."""
+    counts = torch.bincount(targets.cpu(), minlength=num_classes).double()
+    return bool(len(targets)) and float(counts.max() / counts.sum()) > UNEVEN / max(2, len(counts))
+
+
+def uneven_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """The mean over the classes of the share that is right, and the mean AUC of each class against the rest (of two
+    classes the AUC); a class without an example counts in neither. The AUC of outputs that are not finite is NaN."""
+    classes = targets.unique()
+    right = right_of(outputs, targets).double()
+    balanced = torch.stack([right[targets == each].mean() for each in classes]).mean()
+    logits = outputs.double()
+    scores = _against_rest(logits) if logits.shape[1] > 2 else logits - logits.flip(1)
+    against = functional.one_hot(targets, logits.shape[1])[:, classes]
+    auc = mean_auc(scores[:, classes], against) if logits.isfinite().all() else math.nan
+    return {"balanced_accuracy": float(balanced), "auc": auc}
 
 
 def mean_auc(outputs: Tensor, targets: Tensor) -> float:

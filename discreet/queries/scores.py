@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 # The columns of a round beside the loss, and those by which models are compared: larger is better.
-SCORES = ("accuracy", "auc", "r2", "mae")
+SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae")
 MAIN = ("accuracy", "r2")
 # The endings of two more columns of a number that clients gave: its standard errors, in all and by noise alone.
 ERROR, BY_NOISE = "_error", "_error_by_noise"

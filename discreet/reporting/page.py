@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from discreet.mechanisms.mechanism import Statement
-from discreet.reporting.pictures import Picture, pictures_of
+from discreet.reporting.pictures import pictures_of
 from discreet.reporting.records import (
     Row,
     RunRecord,
@@ -23,6 +23,7 @@ from discreet.reporting.records import (
     split_same,
 )
 from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_data_owner, worst_epsilons
+from discreet.reporting.svg_style import DARK, Picture, on_page
 from discreet.server.run_folder import replace_file
 from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP
@@ -56,7 +57,8 @@ class Report:
             ratings=ratings_table(single) if single else [],
             ratings_cost=list(ratings_cost(single)) if single and single.ratings else [],
             cards=list(_cards(self.records)),
-            pictures=self.pictures,
+            pictures=[replace(each, svg=on_page(each.svg)) for each in self.pictures],
+            dark=DARK,
             costs=self.costs,
         )
         replace_file(path, text.encode())
@@ -92,6 +94,8 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
             f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn again: it protects nobody, "
             "whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
         )
+    if bare := sum(not any(each.enabled for each in record.guarantees) for record in records):
+        yield f"{bare} of {number} runs have no guarantee at all: they are not private."
     if running := sum(record.privacy is None for record in records):
         yield f"{running} of {number} runs had not ended when this was written."
 

@@ -1,34 +1,23 @@
-"""Pictures as SVG, in one style; and those of a set of runs: the score, epsilon and the clip norm over the rounds, and
-the score against epsilon."""
+"""Pictures as SVG, in one style; and those of a set of runs: scores, loss, epsilon and the clip norm over the rounds,
+and the score against epsilon."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
+from discreet.reporting.svg_style import INK, MARKERS, MUTED, SERIES, Picture, picture
+from discreet.reporting.test_set_pictures import test_set_pictures
 from discreet.settings.privacy import USER
 
-INK, MUTED = "#1c2024", "#5f6872"
-SERIES = ("#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
-MARKERS = "os^DvPXp"  # tell the series apart for readers who can't tell the colours apart
-SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
-LEGEND_LINE = 0.17  # inches
+BALANCED, AUC = "balanced_accuracy", "auc"
+FURTHER = {BALANCED: "Balanced accuracy", AUC: "AUC"}
 WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic
 
-_STYLE: Any = {
-    **{"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "legend.fontsize": 8},
-    **{"axes.grid": True, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
-    **{"axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "grid.color": "#e3e6ea"},
-    **{"text.color": INK, "legend.frameon": False, "lines.linewidth": 1.6, "lines.markersize": 4},
-}
 _LINE = {"color": INK, "linewidth": 0.9}
 _MEANS = "Lines are means over runs that differ only in their seed; bars are one standard deviation to either side."
 _RATED = "Bars are one standard error of what clients said, by the noise and the chance of who was asked."
@@ -42,48 +31,19 @@ _FRONTIER = (
 )
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A drawing with its title, and a note that says how to read it; the note may be empty."""
-
-    title: str
-    svg: str
-    note: str = ""
-
-
-def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
-    """A picture that a function draws on `rows` axes below each other; the function gives the note. It is an SVG
-    element that a screen reader calls `title`, with the legend of the first axes below it. Identifiers depend on the
-    title, so that two pictures of one page share none."""
-    from matplotlib import rc_context  # it takes a second: only a program that draws pays for it
-    from matplotlib.figure import Figure
-
-    buffer = io.StringIO()
-    with rc_context({**_STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(SIZE[0], SIZE[1] * (1 + rows) / 2), layout="constrained")
-        axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
-        note = draw(*axes).strip()
-        handles, labels = axes[0].get_legend_handles_labels()
-        if len(labels) > 1:
-            figure.set_figheight(figure.get_figheight() + LEGEND_LINE * len(labels))
-            figure.legend(handles, labels, loc="outside lower left")
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text, prefix = buffer.getvalue(), re.sub(r"\W+", "-", title.lower())
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
-    return Picture(title, text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1), note)
-
-
 def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     """Every picture that the runs have numbers for, in the order of the page: those of epsilon for each guarantee. If
     there are more settings than colours, those with the best scores have them."""
     groups, guarantees = group_runs(records), guarantee_names(records)
-    best = sorted(groups, key=lambda group: -group.score)[: len(SERIES)]
+    best = sorted(groups, key=lambda group: (not group.scores, -group.score))[: len(SERIES)]
     groups.sort(key=lambda group: group not in best)
     return [
-        _score(groups, records),
+        *_scores(groups, records),
+        *_losses(groups),
         *(_epsilon(groups, records, name) for name in guarantees),
-        *(_trade_off(groups, name) for name in guarantees),
+        *(_trade_off(groups, name) for name in guarantees if any(group.scores for group in groups)),
         *_clip_norm(groups),
+        *(test_set_pictures(records[0].test_set) if len(records) == 1 and records[0].test_set else ()),
     ]
 
 
@@ -109,6 +69,52 @@ def _count_rounds(axes: Any) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
+def _scores(groups: Sequence[Group], records: Sequence[RunRecord]) -> Iterator[Picture]:
+    """The score by which models are compared, and further ones that runs with uneven classes have."""
+    shown = [group for group in groups if group.mean_series(SCORE)]
+    if shown:
+        yield _score(shown, records)
+    for name in (BALANCED, AUC):
+        rated = [group for group in groups if group.mean_series(name)]
+        if rated and name != score_word(records):
+            yield _further(rated, name)
+
+
+def _further(groups: Sequence[Group], name: str) -> Picture:
+    words = FURTHER[name]
+
+    def draw(axes: Any) -> str:
+        _draw_groups(axes, groups, name)
+        axes.axhline(0.5, **_LINE, linestyle="dotted")
+        axes.set_ylabel(f"{words}")
+        _count_rounds(axes)
+        return "Dotted: a model that has learned nothing."
+
+    return picture(f"{words} after each round", draw)
+
+
+def _losses(groups: Sequence[Group]) -> Iterator[Picture]:
+    shown = [group for group in groups if group.mean_series("loss")]
+
+    def draw(axes: Any) -> str:
+        _draw_groups(axes, shown, "loss")
+        axes.set_ylabel("loss, public test set")
+        _count_rounds(axes)
+        return _draw_constant(axes, shown, "loss", "what a constant guess has")
+
+    if shown:
+        yield picture("Loss after each round", draw)
+
+
+def _draw_constant(axes: Any, groups: Sequence[Group], key: str, words: str) -> str:
+    """A dotted line at the number of a constant guess, and the words on it; empty if runs know none, or several."""
+    values = {(record.constant or {}).get(key) for group in groups for record in group.records}
+    if len(values) != 1 or (value := values.pop()) is None:
+        return ""
+    axes.axhline(value, **_LINE, linestyle="dotted")
+    return f"Dotted: {words}, {value:.4g}."
+
+
 def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
     word, rated = score_word(records), {record.is_rated for record in records}
 
@@ -122,8 +128,10 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
         by = "test set or clients" if len(rated) > 1 else "by clients" if True in rated else "public test set"
         axes.set_ylabel(f"{word}, {by}")
         _count_rounds(axes)
-        repeated = any(len(group.records) > 1 for group in groups)
-        return " ".join([_RATED] * (True in rated) + [_MEANS] * repeated)
+        notes = [_RATED] * (True in rated) + [_MEANS] * any(len(group.records) > 1 for group in groups)
+        if word == "accuracy":
+            notes.append(_draw_constant(axes, groups, "share", "the share of the most frequent class"))
+        return " ".join(notes)
 
     return picture(f"{word.capitalize()} after each round", draw)
 

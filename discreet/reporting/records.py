@@ -15,8 +15,10 @@ from typing import Any
 
 from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import ERROR, Rated, main_score, rated_in, score_columns
+from discreet.server.constant_guess import FILE as CONSTANT
 from discreet.server.plan import Plan
 from discreet.server.run_folder import ASKED, RunFolder
+from discreet.server.test_set_results import FILE as TEST_SET
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -26,6 +28,7 @@ Row = dict[str, str]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "privacy.user.account")
 SCORE = "score"
+NOT_PRIVATE = "not private"
 
 
 def model_row(
@@ -48,6 +51,8 @@ class RunRecord:
       rounds: the rows of metrics.csv; never empty.
       privacy: privacy.json, or None while the run goes on.
       selection: selection.json if discreet tune chose the run, otherwise None.
+      constant, test_set: what a constant guess reaches on the public test set, and what the last model does there
+        (constant_guess.json, test_set.json); None if not known.
     """
 
     name: str
@@ -57,6 +62,8 @@ class RunRecord:
     rounds: Sequence[Mapping[str, float | None]]
     privacy: Mapping[str, Any] | None
     selection: Mapping[str, Any] | None
+    constant: Mapping[str, Any] | None = None
+    test_set: Mapping[str, Any] | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -141,7 +148,8 @@ def _read(folder: Path, name: str) -> RunRecord | None:
         return None
     asked = files.read_config(name=ASKED) if (folder / ASKED).exists() else config
     privacy, selection = _json(folder / "privacy.json"), _json(folder / "selection.json")
-    return RunRecord(name, folder, config, flat(described(asked)), rounds, privacy, selection)
+    public = [_json(folder / file) for file in (CONSTANT, TEST_SET)]
+    return RunRecord(name, folder, config, flat(described(asked)), rounds, privacy, selection, *public)
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -198,13 +206,14 @@ class Group:
 
     @property
     def scores(self) -> list[float]:
-        """The score of the model of each run."""
-        return [record.of_model(SCORE) or 0.0 for record in self.records]
+        """The score of the model of each run that has one."""
+        found = (record.of_model(SCORE) for record in self.records)
+        return [score for score in found if score is not None and math.isfinite(score)]
 
     @property
     def score(self) -> float:
-        """The mean of the scores."""
-        return statistics.fmean(self.scores)
+        """The mean of the scores; NaN if no run has one."""
+        return statistics.fmean(self.scores) if self.scores else math.nan
 
     def epsilon(self, guarantee: str) -> float:
         """The largest epsilon of the runs."""
@@ -225,7 +234,8 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         label = ", ".join(f"{name} {value}" for name, value in tried_values(record, tried).items() if value)
-        groups.setdefault(label or record.name, []).append(record)
+        mark = "" if any(each.enabled for each in record.guarantees) else f"{NOT_PRIVATE}: "
+        groups.setdefault(f"{mark}{label or record.name}", []).append(record)
     return [Group(label, tuple(members)) for label, members in groups.items()]
 
 
@@ -239,7 +249,8 @@ def runs_table(records: Sequence[RunRecord]) -> list[Row]:
     """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest. A score that
     clients gave in one of the runs is followed by its standard error."""
     tried, scores = tried_settings(records), list[str]()
-    for score in score_columns(record.rounds[-1] for record in records):
+    given = {name: None for record in records for row in record.rounds for name in row if f"{name}{ERROR}" in row}
+    for score in dict.fromkeys([*score_columns(record.rounds[-1] for record in records), *given]):
         rated = any(row.get(f"{score}{ERROR}") is not None for record in records for row in record.rounds)
         scores += [score, f"{score}{ERROR}"] if rated else [score]
     return [_row(record, scores, tried) for record in records]

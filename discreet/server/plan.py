@@ -11,6 +11,7 @@ from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
 from discreet.mechanisms.mechanism import Mechanism, ServerMechanism, Statement, releases_of
+from discreet.server.constant_guess import ConstantGuess
 from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
@@ -39,6 +40,7 @@ class Plan:
       query: what clients are asked of models; None unless they rate them.
       chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
         infinity if it is not known.
+      constant: the constant guess that a model has to beat; None if none is known.
     """
 
     settings: Settings
@@ -46,6 +48,7 @@ class Plan:
     num_params: int = PLANNED.num_params
     query: Query | None = None
     chance_loss: float = math.inf
+    constant: ConstantGuess | None = None
 
     @cached_property
     def run(self) -> ClientSettings:

@@ -34,6 +34,7 @@ from discreet.server.run_folder import (
     write_json,
     write_tensors,
 )
+from discreet.server.run_price import price_lines
 from discreet.server.state import Outcome, State, initial_state
 from discreet.settings.privacy import LOCAL
 
@@ -103,9 +104,9 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
         logger.info(
             "%s%s-level: %s, delta %g, %sbudget epsilon %s", name, kind, drawn, plan.run.delta, accountant, budget
         )
-    if plan.mechanism is not None:
-        outlook = noise_outlook(plan)
-        logger.log(logging.WARNING if outlook.loud else logging.INFO, "%s", outlook)
+    loud = plan.mechanism is not None and noise_outlook(plan).loud
+    for line in price_lines(plan):
+        logger.log(logging.WARNING if loud and line.startswith(str(noise_outlook(plan))) else logging.INFO, "%s", line)
     off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
     logger.info("run folder: %s", folder.path)

@@ -34,12 +34,18 @@ from discreet.models.transformer import save_adapter
 from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
+from discreet.server.constant_guess import constant_guess
+from discreet.server.model_description import FILE as MODEL_DESCRIPTION
+from discreet.server.model_description import model_facts
 from discreet.server.noise_outlook import check_noise
 from discreet.server.plan import Plan, resolve_noise
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder
+from discreet.server.run_folder import write_json as write_facts
 from discreet.server.state import Outcome, State
+from discreet.server.test_set_results import FILE as TEST_SET
+from discreet.server.test_set_results import test_set_results
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.data import DataConfig
@@ -125,7 +131,8 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
         sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
-        planned = partial(Plan, num_params=num_params, query=query, chance_loss=chance_loss(config.task, task))
+        facts = {"chance_loss": chance_loss(config.task, task), "constant": constant_guess(task, config.task)}
+        planned = partial(Plan, num_params=num_params, query=query, **facts)
         plan = planned(config, asked=settings)
         PopulationAccount.of(plan)
         check_noise(plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds))))
@@ -183,10 +190,15 @@ def finish(session: Session, outcome: Outcome) -> None:
         "target": json.dumps(asdict(shape.target)),
         "normaliser": json.dumps(asdict(plan.run.normaliser)),
     }
+    load_parameters(session.model, outcome.model.params)
+    if (results := test_set_results(session.model, session.task)) is not None:
+        write_facts(folder / TEST_SET, results)
     if plan.settings.model.lora.kind != "none":
-        load_parameters(session.model, outcome.model.params)
         save_adapter(session.model, folder)
-    close_run(session.context, outcome, named_parameters_of(session.model, outcome.model.params), metadata)
+    tensors = named_parameters_of(session.model, outcome.model.params)
+    facts = model_facts(plan.settings, shape, tensors, session.task.description)
+    write_facts(folder / MODEL_DESCRIPTION, facts)
+    close_run(session.context, outcome, tensors, metadata)
     if plan.settings.operations.predictions:
         write_predictions(folder)
     say_how_it_ended(session.context, outcome)

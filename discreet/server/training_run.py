@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,12 +19,22 @@ from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, TrainRequest, Work
 from discreet.queries.query import RATE, TRAIN_AND_RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
+from discreet.server.constant_guess import FILE as CONSTANT
+from discreet.server.constant_guess import last_warning
 from discreet.server.progress import Progress
 from discreet.server.round import RoundSettings, cohort_sampling, dp_fedavg_round, round_settings
 from discreet.server.run_context import RunContext
-from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write_status
+from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write_json, write_status
 from discreet.server.state import Outcome, State
-from discreet.server.transport import Brought, ReplyStats, RoundAbandoned, Transport, check_exchange
+from discreet.server.transport import (
+    Brought,
+    NobodyAnswers,
+    ReplyStats,
+    RoundAbandoned,
+    Silence,
+    Transport,
+    check_exchange,
+)
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
 
 if TYPE_CHECKING:
@@ -65,6 +75,7 @@ class TrainingRun:
         self.available: Sequence[int] = ()
         self.refused: set[int] = set()
         self.warned: set[str] = set()
+        self.silent_rounds, self.silent_ratings = Silence("rounds"), Silence("ratings")
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
         self.best = max(map(_rank, self.rows), default=UNRANKED)
         rounds = self.plan.run.rounds
@@ -80,6 +91,9 @@ class TrainingRun:
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(state, best=True)
         write_status(self.folder, self.status)
+        if self.plan.constant is not None:
+            write_json(self.folder.path / CONSTANT, asdict(self.plan.constant))
+            logger.info("%s", self.plan.constant)
         logger.info("%d rounds, expected cohort %g", rounds, self.settings.expected_cohort)
         if self.evaluation:
             self.evaluation.announce()
@@ -88,6 +102,8 @@ class TrainingRun:
             self.progress = Progress(progress, rounds)
         with nullcontext() if self.progress is None else self.progress.shown(state.round):
             outcome = self._run_rounds(state)
+        if note := last_warning(self.plan.constant, self.rows):
+            logger.warning("%s", note)
         return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
 
     def _look_at_account(self, state: State) -> None:
@@ -123,17 +139,29 @@ class TrainingRun:
                 lacking.miss(loss.failures)
                 lacking.log_failures()
                 if attempts == MOST_ABANDONED:
-                    return Outcome(state, f"round {number} was abandoned {MOST_ABANDONED} times: {loss}")
+                    raise NobodyAnswers(f"round {number} was abandoned {MOST_ABANDONED} times: {loss}") from loss
                 continue
-            attempts, state = 0, self._rate_if_due(state, is_last=False)
             # A client that refused once stays out: a spent budget or a policy does not change.
             left = set(self.available) - self.refused
             if USER not in self.plan.mechanisms and stats.refused and self.available and not left:
-                return Outcome(state, f"every client refuses; the last one: {stats.reasons[-1]}")
+                return self._all_refused(state, stats.reasons[-1])
+            self._note(self.silent_rounds, stats, asked=int(self.rows[-1]["cohort"]))
+            attempts, state = 0, self._rate_if_due(state, is_last=False)
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         kept = f"the one after round {best.round}" if best.round else "the untrained one"
         return Outcome(state, f"{lost}; the model is {kept}", best)
+
+    def _all_refused(self, state: State, last: str) -> Outcome:
+        """The end of a run whose clients have all refused: the usual one once their budgets are spent.
+
+        Raises:
+          NobodyAnswers: none has ever trained.
+        """
+        reason = f"every client refuses; the last one: {last}"
+        if not any(row["replies"] for row in self.rows):
+            raise NobodyAnswers(reason)
+        return Outcome(state, reason)
 
     def _next_round(self, before: State) -> tuple[State, ReplyStats]:
         """Does the round after `before`; writes ledger, metrics, checkpoint, in that order."""
@@ -151,7 +179,8 @@ class TrainingRun:
                 stats.epsilons |= dict.fromkeys(each.reported, self._epsilon(name))
         self.refused |= stats.refused
         if self.evaluation and released.answers:
-            self.evaluation.write(self.folder, before.round, released.answers, also=self.on_round)
+            count = released.replies, len(cohort)
+            self.on_round(self.evaluation.write(self.folder, before.round, released.answers, answered=count))
         after = stats.added_to(state)
         facts = {"fraction_below": released.fraction_below, "cohort": len(cohort), "replies": released.replies}
         row = self._write(after, {"clip_norm": before.clip_norm, **facts}, stats, started)
@@ -189,8 +218,16 @@ class TrainingRun:
         # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
-        plan.write(self.folder, last.round, sums, also=self.on_round, spent=self._epsilons(rated))
+        count, spent = (stats.accepted, len(cohort)), self._epsilons(rated)
+        self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
+        if last.round < self.plan.run.rounds:
+            self._note(self.silent_ratings, stats, asked=len(cohort))
         return rated
+
+    def _note(self, silence: Silence, stats: ReplyStats, *, asked: int) -> None:
+        """Counts a round or a rating in which nobody replies. A client whose own budget is spent is no fault of a run,
+        unless the server's ledger alone pays."""
+        silence.note(stats, asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"])
 
     def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
         asked = TrainRequest(last.round + 1, last.clip_norm, self.plan.run, work=work)
@@ -240,7 +277,7 @@ class TrainingRun:
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         stats.log_failures()
-        notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm)
+        notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm, learns=improves(self.rows))
         for name, note in notes.items():
             if name not in self.warned:
                 logger.warning("%s", self.context.says(note))
@@ -291,22 +328,37 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
     )
 
 
-def clip_notes(clip: ClipConfig, shares: Sequence[float], clip_norm: float) -> dict[str, str]:
+def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
+    """True if the model got better over the last rounds that were rated, by public numbers alone: its loss is 1 % less,
+    or its score is 0.01 more. None if fewer than two of the last rounds were rated."""
+    last = rows[-CUT_ROUNDS:]
+    losses = [row["loss"] for row in last if row["loss"] is not None]
+    scores = [row[main_score(row)] for row in last if row.get(main_score(row)) is not None]
+    if max(len(losses), len(scores)) < 2:
+        return None
+    is_better = len(losses) > 1 and losses[-1] < 0.99 * losses[0]
+    return is_better or (len(scores) > 1 and scores[-1] > scores[0] + 0.01)
+
+
+def clip_notes(
+    clip: ClipConfig, shares: Sequence[float], clip_norm: float, *, learns: bool | None = None
+) -> dict[str, str]:
     """Warnings of an adaptive clip norm that lets a model learn little, by what they are about: from the noised shares
-    of norms within the clip norm of each round so far, and the clip norm of the next round."""
+    of norms within the clip norm of each round so far, and the clip norm of the next round. A model that `learns` is
+    not warned of."""
     if not shares:
         return {}
     last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, clip.target_quantile / 2), {}
-    if len(last) == CUT_ROUNDS and max(last) < least:
+    if not learns and len(last) == CUT_ROUNDS and max(last) < least:
+        seen = "" if learns is None else ", and the model does not get better"
         notes["cut"] = (
-            f"in {CUT_ROUNDS} rounds in a row a share below {least:g} of the updates was within the clip norm, "
-            f"which is {clip_norm:.3g} now: nearly all are cut, and the model learns little. Begin with a larger "
-            f"privacy.user.clip.norm, such as {10 * clip_norm:.1g}"
+            f"more than {100 * (1 - least):g} % of the updates were clipped in each of the last {CUT_ROUNDS} rounds"
+            f"{seen}. The clip norm is {clip_norm:.3g} now: consider a larger privacy.user.clip.norm"
         )
     if clip_norm >= clip.ceiling:
         notes["ceiling"] = (
-            f"the clip norm has reached privacy.user.clip.max={clip.ceiling:g} and grows no further: either noise "
-            "drives the model, or privacy.user.clip.norm, the first one, was far too small"
+            f"the clip norm has reached its maximum, privacy.user.clip.max={clip.ceiling:g}: either noise "
+            "drives the model, or the first one, privacy.user.clip.norm, was far too small"
         )
     return notes
 

@@ -18,9 +18,16 @@ from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet")
 
+MOST_SAID = 300  # characters of what a client said
+MOST_SILENT = 2  # rounds in a row in which nobody gives a usable reply, before the run ends
+
 
 class MessagesTooLarge(OSError):
     """The messages of a round do not fit what the server takes: nobody was asked, nothing is charged."""
+
+
+class NobodyAnswers(OSError):
+    """Nobody who was asked gives a usable reply, so that a run would spend its budget on noise. It can go on."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,11 @@ class Failure:
     client: int
     kind: str
     reason: str
+
+
+def readable(said: str) -> str:
+    """What a client said, for a log and a terminal: only what can be printed, and not much of it."""
+    return "".join(character for character in said[:MOST_SAID] if character.isprintable())
 
 
 Brought = TrainReply | PartialReply | UnopenedSum | Failure
@@ -70,10 +82,12 @@ class Transport(Protocol):
 
 @dataclass
 class ReplyStats:
-    """Statistics of a round's replies, counted as they pass: failures with their reasons, and the largest epsilons that
-    clients report. Those that report an infinite one that this run keeps `finite` are `unaccounted`, and not in it."""
+    """Statistics of a round's replies, counted as they pass: how many are `accepted`, failures with their reasons, and
+    the largest epsilons that clients report. Those that report an infinite one that this run keeps `finite` are
+    `unaccounted`, and not in it."""
 
     finite: tuple[str, ...] = ()
+    accepted: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     reasons: list[str] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
@@ -88,6 +102,7 @@ class ReplyStats:
                 continue
             if not isinstance(reply, UnopenedSum):
                 self._report(reply)
+            self.accepted += 1 if isinstance(reply, TrainReply) else reply.replies
             yield reply
 
     def _report(self, reply: TrainReply | PartialReply) -> None:
@@ -120,3 +135,23 @@ class ReplyStats:
             logger.warning("  %s", reason)
         if len(self.reasons) > 3:
             logger.warning("  and %d more: %s", len(self.reasons) - 3, dict(self.failures))
+
+
+@dataclass
+class Silence:
+    """Times in a row in which nobody who was asked gave a usable reply. `what`: what they were asked for."""
+
+    what: str
+    in_a_row: int = 0
+
+    def note(self, stats: ReplyStats, *, asked: int) -> None:
+        """Counts another time. One at which nobody was asked changes nothing.
+
+        Raises:
+          NobodyAnswers: it is the time `MOST_SILENT` in a row.
+        """
+        if asked:
+            self.in_a_row = 0 if stats.accepted else self.in_a_row + 1
+        if self.in_a_row >= MOST_SILENT:
+            last = stats.reasons[-1] if stats.reasons else "no reply"
+            raise NobodyAnswers(f"in {self.in_a_row} {self.what} in a row nobody gave a usable reply; the last: {last}")

@@ -137,7 +137,7 @@ class ClipConfig:
     """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
 
     kind: Annotated[str, rules.one_of("adaptive", "fixed")] = "adaptive"
-    norm: rules.Positive = 0.3
+    norm: rules.Positive = 1.0
     max: float | None = None
     target_quantile: rules.OpenShare = 0.5
     learning_rate: rules.LearningRate = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from typing import Annotated
 
@@ -13,6 +14,22 @@ FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the c
 LOSS = rules.one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 
 
+def _is_quick(pattern: str) -> bool:
+    """True for a regular expression that any name is matched with in a moment: at a node it is the server's."""
+    repeats, choices = len(re.findall(r"[*+?{]", pattern)), pattern.count("|")
+    nested = re.search(r"\)[*+?{]|\(\?|\\\d", pattern)
+    if len(pattern) > 1000 or repeats > 3 or choices > 8 or nested:
+        return False
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError):
+        return False
+    return True
+
+
+QUICK = rules.Rule("a regular expression with at most 3 repeats, none of a group, and at most 8 choices", _is_quick)
+
+
 @section("model.lora.")
 class LoraConfig:
     """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it is, and is
@@ -21,7 +38,7 @@ class LoraConfig:
     kind: Annotated[str, rules.one_of("none", "lora", "ffa")] = "none"
     rank: rules.Count = 8
     alpha: rules.Count = 16
-    targets: rules.Text | None = None
+    targets: Annotated[rules.Text, QUICK] | None = None
 
 
 @section("model.")

@@ -17,7 +17,8 @@ EPOCHS = 10
 
 
 class Epochs:
-    """The batches of one epoch each time that it is asked. It has a length, or Lightning would read one ahead."""
+    """The batches of one epoch each time that it is asked, one for each step: of a batch in pieces the first piece. It
+    has a length, or Lightning would read one ahead."""
 
     def __init__(self, private: DPSGD) -> None:
         self.private = private
@@ -26,11 +27,12 @@ class Epochs:
         return len(self.private) // EPOCHS
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return self.private.epoch()
+        self.pieces = self.private.epoch()
+        return self.pieces
 
 
 class Digits(lightning.LightningModule):
-    """Optimizes by itself: DPSGD draws the batches, and steps the optimizer."""
+    """Optimizes by itself: DPSGD draws the batches, and puts the noised mean into `.grad`."""
 
     def __init__(self, examples: TensorDataset) -> None:
         super().__init__()
@@ -41,19 +43,32 @@ class Digits(lightning.LightningModule):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.layers(images)
 
+    def configure_callbacks(self) -> list:
+        if self.automatic_optimization:
+            raise ValueError("automatic_optimization must be False: the gradient comes from DPSGD.step")
+        if self.trainer.accumulate_grad_batches != 1:
+            raise ValueError("accumulate_grad_batches: give LoopPrivacy(max_physical_batch=...) to DPSGD instead")
+        if self.trainer.precision == "16-mixed":
+            raise ValueError("16-mixed scales losses, and divides the noised mean by the scale: take bf16-mixed")
+        return []
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
         loader = DataLoader(self.examples, batch_size=256)
-        self.private = DPSGD(self.layers, optimizer, loader, epochs=EPOCHS, target_epsilon=3.0, delta=1e-4)
+        self.private = DPSGD(self.layers, [], loader, epochs=EPOCHS, target_epsilon=3.0, delta=1e-4)
         if self.state is not None:
             self.private.load_state_dict(self.state)
-        return optimizer
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
 
     def train_dataloader(self) -> Epochs:
-        return Epochs(self.private)
+        self.epochs = Epochs(self.private)
+        return self.epochs
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], number: int) -> None:
-        self.private.step(*batch)
+        if self.trainer.global_step != self.private.steps_taken:
+            raise RuntimeError("steps were taken of which this DPSGD knows nothing: load its state_dict")
+        while not self.private.step(*batch):  # True for the last piece
+            batch = next(self.epochs.pieces)
+        self.optimizers().step()  # Lightning's own, which counts global_step
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], number: int) -> None:
         images, labels = batch  # others than those that are trained on

@@ -3,14 +3,41 @@
 The model is a small BERT with random parameters, so that nothing is downloaded; the texts are made-up tokens.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from discreet import DPSGD
+
+
+class Steps:
+    """One batch for each step, as a Trainer counts them: of a batch in pieces the first piece."""
+
+    def __init__(self, private: DPSGD) -> None:
+        self.private = private
+
+    def __len__(self) -> int:
+        return len(self.private)
+
+    def __iter__(self) -> Iterator[tuple]:
+        self.pieces = iter(self.private)
+        return self.pieces
+
+
+class Account(TrainerCallback):
+    """Saves the account of a DPSGD beside each checkpoint of the model."""
+
+    def __init__(self, private: DPSGD) -> None:
+        self.private = private
+
+    def on_save(self, args: TrainingArguments, state: object, control: object, **more: object) -> None:
+        torch.save(self.private.state_dict(), Path(args.output_dir, f"checkpoint-{state.global_step}", "private.pt"))
 
 
 class PrivateTrainer(Trainer):
@@ -18,14 +45,31 @@ class PrivateTrainer(Trainer):
 
     def __init__(self, private: DPSGD, **settings: object) -> None:
         super().__init__(**settings)
-        self.private = private
+        if self.args.gradient_accumulation_steps != 1:
+            raise ValueError("gradient_accumulation_steps: give LoopPrivacy(max_physical_batch=...) to DPSGD instead")
+        if self.args.fp16:
+            raise ValueError("fp16 scales losses, and divides the noised mean by the scale: take bf16")
+        self.args.ignore_data_skip = True  # the DPSGD knows by itself which batches are still to come
+        self.private, self.steps = private, Steps(private)
+        self.add_callback(Account(private))
 
-    def get_train_dataloader(self) -> DPSGD:
-        return self.private
+    def train(self, resume_from_checkpoint: str | bool | None = None, **more: object) -> object:
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.args.output_dir)
+        if folder:
+            self.private.load_state_dict(torch.load(Path(folder, "private.pt"), weights_only=True))
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **more)
+
+    def get_train_dataloader(self) -> Steps:
+        return self.steps
 
     def training_step(self, model: nn.Module, batch: tuple, num_items_in_batch: object = None) -> torch.Tensor:
+        if self.state.global_step != self.private.steps_taken:
+            raise RuntimeError("steps were taken of which this DPSGD knows nothing: load its state_dict")
         model.train()
-        self.private.step(*batch)  # the noised mean is in .grad now
+        while not self.private.step(*batch):  # True for the last piece: the noised mean is in .grad then
+            batch = next(self.steps.pieces)
         return torch.zeros((), device=self.args.device)  # the loss of private examples is private
 
 

@@ -58,7 +58,9 @@ def test_a_checked_node_becomes_a_supernode_with_its_configuration(
     words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
     assert start(tmp_path, *words, "--longest-pause", "20") == 0
     assert os.environ[LONGEST_PAUSE] == "20.0"
-    assert "public-num-examples=300: its guarantee is add or remove one example" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "this node's policy: max-epsilon=3, max-delta=0.001, public-num-examples=300\n" in said
+    assert "public-num-examples=300: its guarantee is add or remove one example" in said
     (command,) = executed
     assert command[:3] == [sys.executable, "-m", "discreet.deployment.flower_fixes.commands"]
     assert "--insecure" not in command

@@ -93,7 +93,7 @@ def adaptive_by_hand(steps: int, settings: AdaptiveClipping, noise: float) -> tu
             total += gradient * min(1.0, clip / float(gradient.norm()))
         drawn = source.child("step", step)
         mean = (total + drawn.child("noise").normal(18, stddev=of_sum * clip)) / SIZE
-        below += float(drawn.child("count").normal(1, stddev=stddev, dtype=torch.float64))
+        below += float(drawn.child("count").normal(1, stddev=stddev))
         for value, part in zip(model.parameters(), torch.split(mean, [15, 3]), strict=True):
             value.grad = part.view_as(value)
         optimizer.step()

@@ -86,6 +86,21 @@ def test_without_a_ledger_the_steps_of_a_state_stay_spent_and_count_for_the_budg
     assert loop.steps_taken == 5
 
 
+def test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out(ledger: Path) -> None:
+    def momentum(values: Any) -> SGD:
+        return SGD(values, lr=0.1, momentum=0.9)
+
+    model = linear()
+    first = stepped(private(model, momentum, seed=None), 3)
+    optimizer, state = first._optimizers[0], first.state_dict()
+    with pytest.raises(ValueError, match="optimizer: it has taken steps that this DPSGD does not know"):
+        run(private(model, lambda _: optimizer, seed=None))
+    again = private(model, lambda _: optimizer, seed=None)
+    again.load_state_dict(state)
+    assert stepped(again, 1).epsilon() > first.epsilon()
+    stepped(private(model, lambda _: optimizer, seed=None, ledger=ledger), 1)  # loops on a ledger add up
+
+
 def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_with_new_noise(ledger: Path) -> None:
     still: dict[str, Any] = {"seed": None, "ledger": ledger, "made": lambda values: SGD(values, lr=0.0)}
     model = linear()

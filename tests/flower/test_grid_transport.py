@@ -86,6 +86,23 @@ def test_every_kind_of_failure_is_counted_and_none_stops_the_round() -> None:
     assert request.virtual is None  # a real federation is told no client and no folder
 
 
+RAISED = "<class 'builtins.ValueError'>:<'patient 4711 has no weight'>"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        (Error(9, RAISED), "error", "ValueError (code 9); the client's own log says why"),
+        (Error(9, "patient 4711"), "error", "an error (code 9); the client's own log says why"),
+        (Error(500, "patient 4711"), "error", "an error (code 500); the client's own log says why"),
+        (Error(3, "patient 4711"), "late", "no reply came in time (code 3)"),
+    ],
+)
+def test_no_word_of_a_clients_exception_is_kept_at_the_server(error: Error, kind: str, reason: str) -> None:
+    (failure,) = ask(FakeGrid({1: lambda _: error}), [1])
+    assert (failure.kind, failure.reason) == (kind, reason)
+
+
 def test_a_duplicate_reply_counts_once() -> None:
     assert kinds(ask(FakeGrid({1: good}, times=2), [1])) == ["good"]
 
@@ -184,7 +201,7 @@ def test_a_reply_that_can_not_be_unpacked_costs_one_reply() -> None:
     grid.spoil = spoil
     malformed, reply = ask(grid, [1, 2])
     assert isinstance(malformed, Failure)
-    assert malformed.reason.startswith("the reply can't be unpacked")
+    assert malformed.reason.startswith("the reply can't be decoded")
     assert isinstance(reply, TrainReply)
 
 

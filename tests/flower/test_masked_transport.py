@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Message
 
+from discreet.deployment.certificates import make_node, make_peers
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Part, Stage, Terms, read_request
 from discreet.protocol.masked_messages import MASKING, read_masking
 from discreet.protocol.simulated import FOLDER
 from discreet.server.run_folder import RunFolder, read_status
+from discreet.server.transport import NobodyAnswers
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.flower.masked_grid import Lost, Nodes, ServerKilled, federated, nodes, stages_of, virtual, words_of
@@ -128,10 +131,24 @@ def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
 def test_a_run_whose_rounds_are_all_abandoned_ends_and_says_so(tmp_path: Path) -> None:
     grid = nodes(tmp_path)
     grid.lost = lambda client, message: client < 3 and Stage.MASKED in stages_of(message)
-    federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
-    status = read_status(RunFolder(tmp_path / "run"))
-    assert "takes 3" in (status.reason or "")
+    with pytest.raises(NobodyAnswers, match=r"^round 1 was abandoned 3 times: .* it takes 3$"):
+        federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
+    assert read_status(RunFolder(tmp_path / "run")).state == "interrupted"
     assert charges(tmp_path / "run" / "ledger.db") == 0
+
+
+def test_one_node_with_another_list_of_peers_is_missing_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = nodes(tmp_path)
+    listed = json.loads(Path(str(grid.configs[1]["peers"])).read_text())
+    make_node(tmp_path / "others", "node-4")
+    another = json.loads(make_peers(tmp_path / "others").read_text())
+    (tmp_path / "another.json").write_text(json.dumps({**dict([*listed.items()][:3]), **another}))
+    grid.configs[1]["peers"] = str(tmp_path / "another.json")
+    federated(words_of(tmp_path / "run"), grid)
+    assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [3, 3]
+    assert "client 1 malformed: it has another list of peers than the other nodes" in caplog.text
 
 
 @pytest.mark.parametrize("stage", [Stage.SHARES, Stage.MASKED, Stage.CONFIRM, Stage.UNMASK])

@@ -18,7 +18,6 @@ from discreet.audit.verdict import judge
 from discreet.cli.main import main
 from discreet.mechanisms.mechanism import CLIP
 from discreet.node.account import Refused
-from discreet.node.nodes import node_client
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.plan import Plan, planned
@@ -33,6 +32,7 @@ from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import run_of
 from tests.mechanisms.signs import Signs
+from tests.node.clients import received
 from tests.replay import replay
 
 NAME, Z, SIZE = "tests.mechanisms.signs:Signs", 1.3, 5
@@ -106,12 +106,18 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
 def test_a_node_obeys_a_name_only_if_its_owner_named_it() -> None:
     asked = TrainRequest(1, 0.3, planned(config()).run)
     with pytest.raises(Refused, match=r"is not the mechanism that this node's data\.toml allows"):
-        node_client(asked, {"partition-id": 0, "num-partitions": 20})
+        received(asked, {"partition-id": 0, "num-partitions": 20})
 
 
 def test_a_request_names_a_mechanism_only_if_there_is_one() -> None:
     assert '"mechanism"' not in write_json(client_settings(load_config([])))
     assert NAME in write_json(client_settings(config()))
+
+
+def test_a_word_that_names_no_class_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^privacy\.user\.mechanism must be package\.module:Class \(got laplace\)"):
+        run(tmp_path / "run", "privacy.user.mechanism=laplace")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("words", [("evaluation.kind=private",), ("privacy.user.mechanism=nowhere:Nothing",)])

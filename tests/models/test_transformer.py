@@ -23,7 +23,7 @@ from discreet.node import nodes
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client, virtual_client
 from discreet.per_example.per_example import clipped_gradient_sum
-from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient, request_items, request_of
+from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -31,7 +31,7 @@ from discreet.settings.settings import client_settings
 from discreet.settings.training import LoraConfig, ModelConfig
 from discreet.simulation.in_process import simulate
 from tests.command import predict
-from tests.node.clients import clipped, request
+from tests.node.clients import clipped, received, request
 from tests.tiny_transformers import write_bert, write_gpt2, write_texts
 
 FOLDERS = {"bert": write_bert, "pooled": lambda folder: write_bert(folder, pooled=True), "gpt2": write_gpt2}
@@ -174,8 +174,9 @@ def test_a_node_takes_the_weights_beside_its_own_data_and_none_with_other_values
     run = load_config([*words, "model.lora.kind=ffa", "privacy.user.enabled=false"])
     model = model_for(run.model, load_task("folder", path=run.data.path).shape, seed=5)
     there = write_texts(tmp_path / "node", weights["bert"], count=30)
-    asked = request_of(request_items(replace(request(run), frozen=frozen_digest(model))))
+    sent = replace(request(run), frozen=frozen_digest(model))
     params = torch.cat([value.detach().reshape(-1) for value in trainable(model)])
+    asked = received(sent, {"data": str(there)})
     client = node_client(asked, {"data": str(there)})
     assert client.answer(asked, params).update.shape == params.shape
     other = tmp_path / "other"
@@ -200,7 +201,7 @@ def test_a_node_whose_owner_names_no_transformer_loads_none(weights: dict[str, P
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "data.toml").write_text('format = "csv"\nfile = "a.csv"\ntarget = "y"\n')
     with pytest.raises(Refused, match=r"model\.name=hf: is not the model that this node's"):
-        node_client(request(run), {"data": str(tmp_path / "own")})
+        received(request(run), {"data": str(tmp_path / "own")})
 
 
 def test_weights_that_are_missing_or_are_not_the_datas_are_an_error_that_names_the_setting(

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Accounts
+from discreet.node.allowance import allowed_by
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.protocol.messages import TrainRequest, request_items
+from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.settings.compose import parse_config
 from discreet.settings.settings import Settings, client_settings
 
@@ -77,6 +78,11 @@ def ledger_at(path: Path) -> DurableLedger:
 def request(run: Settings, number: int = 1, *, clip_norm: float = math.inf) -> TrainRequest:
     """What the server would send."""
     return TrainRequest(number, clip_norm, client_settings(run))
+
+
+def received(asked: TrainRequest, node_config: Mapping[str, object]) -> TrainRequest:
+    """A request as a node reads it from a message."""
+    return request_of(request_items(asked), allowed=allowed_by(node_config))
 
 
 def gradients(model: nn.Module, data: Examples) -> list[Tensor]:

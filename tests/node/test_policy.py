@@ -7,13 +7,34 @@ import math
 from pathlib import Path
 
 import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    UnsupportedDpEvent,
+)
 
-from discreet.mechanisms.mechanism import least_noise
+from discreet.accounting.events import noise_in
+from discreet.models.models import flatten_parameters
 from discreet.node.account import Budget, Refused
-from discreet.node.policy import ClientPolicy, budgets_of, check_policy, planned_user_epsilon, policy_from
+from discreet.node.nodes import node_client
+from discreet.node.policy import (
+    ClientPolicy,
+    budgets_of,
+    check_policy,
+    least_noise,
+    planned_user_epsilon,
+    policy_from,
+    words_of,
+)
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings, client_settings
-from tests.node.clients import OFF, config
+from tests.node.clients import OFF, config, request
 
 # q = 0.01, z = 1.1, T = 1000, delta = 1e-5: 1.5154 by PLD (shared reference numbers).
 USER_ON = (
@@ -55,6 +76,7 @@ BAD: dict[str, dict[str, object]] = {
 FILES = {
     "{": "is not JSON",
     "[1]": "must hold one JSON object",
+    "[" * 5000: "is not JSON",
     '{"max-epsilom": 4}': "unknown setting max-epsilom; did you mean max-epsilon?",
 }
 
@@ -69,6 +91,40 @@ def test_a_policy_that_is_not_understood_is_never_taken_for_none(tmp_path: Path)
         with pytest.raises(Refused) as error:
             policy_from(node | ({"policy": str(path)} if "policy" in node else {}))
         assert message in str(error.value)
+
+
+MISSPELT = {
+    "max-epsilom": "max-epsilon",
+    "min_noise_multiplier": "min-noise-multiplier",
+    "Max-Delta": "max-delta",
+    "required": "require",
+    "polciy": "policy",
+    "min_noise": None,
+    "epsilon-budget": None,
+}
+
+
+@pytest.mark.parametrize(("key", "meant"), MISSPELT.items())
+def test_a_misspelt_key_of_a_policy_is_refused_with_every_message(key: str, meant: str | None) -> None:
+    node = {"partition-id": 1, "num-partitions": 12, key: 5}
+    asked = request(config(*USER_ON, "data.name=digits", "data.num_clients=12"), clip_norm=1.0)
+    with pytest.raises(Refused) as refused:
+        node_client(asked, node)
+    said = f"did you mean {meant}?" if meant else "there are min-noise-multiplier, "
+    assert f"unknown setting {key}; {said}" in str(refused.value)
+
+
+def test_the_keys_of_an_owners_own_app_are_no_policy() -> None:
+    others = {"data": "", "ledger": "", "name": "", "peers": "", "masking-state": "", "identity-key": ""}
+    foreign = {"partition-id": 1, "num-partitions": 3, "dataset": "x", "region": "x", "learning-rate": 0.1, "gpu": 1}
+    assert policy_from({**others, **foreign}) == ClientPolicy()
+
+
+def test_a_policy_is_said_in_one_line_and_so_is_that_there_is_none() -> None:
+    policy = ClientPolicy(1.5, 4.0, 1e-5, ("user", "secure"))
+    said = "this node's policy: min-noise-multiplier=1.5, max-epsilon=4, max-delta=1e-05, require=user,secure"
+    assert words_of(policy) == said
+    assert words_of(ClientPolicy()) == "this node has no policy: it does what a server asks"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +189,48 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     with pytest.raises(Refused, match="the run plans a user-level"):
         check_policy(owner, rated, noise_multipliers={USER: 1.5})
     assert least_noise(rated, 1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
+
+
+TURNS = ("rounds=100", "data.num_clients=12", "sampling.kind=everyone", "privacy.delta=1e-3")
+TURNS += ("privacy.user.noise_multiplier=4", "privacy.user.target_epsilon=null", "privacy.user.clip.kind=fixed")
+
+
+def test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it(tmp_path: Path) -> None:
+    # The last round of the square root moves by the sum of its coefficients, C(2k, k) / 4^k: 0.355 clip norms' noise.
+    last = 4 / math.fsum(math.comb(2 * k, k) / 4**k for k in range(100))
+    node = {"partition-id": 1, "num-partitions": 12, "require": "user"}
+    for kind, least in (("none", 4.0), ("sqrt", last)):
+        words = ("data.name=digits", "model.name=logistic_regression", f"privacy.user.correlation.kind={kind}")
+        asked = request(config(*TURNS, *words), clip_norm=1.0)
+        weak, strict = ({**node, "min-noise-multiplier": share * least} for share in (0.999, 1.001))
+        client = node_client(asked, weak)
+        assert client.answer(asked, flatten_parameters(client.model)).update.norm() <= 1.0 + 1e-6
+        with pytest.raises(Refused, match=rf"the user-level one is {least:g}"):
+            node_client(asked, strict).answer(asked, flatten_parameters(client.model))
+
+
+def test_the_least_noise_of_a_cohort_of_fixed_size_is_over_what_replacing_a_client_moves() -> None:
+    run = client_settings(config(*USER_ON, "sampling.kind=fixed", "privacy.accountant=rdp"))
+    assert least_noise(run, 1.1) == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize(
+    ("event", "noise"),
+    [
+        (ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)]), 2.4),
+        (PoissonSampledDpEvent(0.1, SelfComposedDpEvent(LaplaceDpEvent(3.0), 3)), 1.0),
+        (ComposedDpEvent([GaussianDpEvent(3.0), LaplaceDpEvent(6.0)]), 2.0),
+        (ComposedDpEvent([GaussianDpEvent(3.0), NonPrivateDpEvent()]), 0.0),
+        (ComposedDpEvent([GaussianDpEvent(3.0), NoOpDpEvent()]), 3.0),
+    ],
+)
+def test_what_one_release_composes_counts_together(event: DpEvent, noise: float) -> None:
+    assert noise_in(event) == pytest.approx(noise)
+
+
+def test_an_event_without_a_noise_multiplier_is_an_error() -> None:
+    with pytest.raises(ValueError, match="UnsupportedDpEvent has no noise multiplier"):
+        noise_in(UnsupportedDpEvent())
 
 
 def test_an_owner_says_how_many_may_collude_and_of_how_many_a_masked_sum_must_be() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import mpmath
 import numpy as np
@@ -22,6 +22,7 @@ from discreet.privacy.randomness import (
     PAIRS,
     RandomSource,
     box_muller,
+    fast_pairs,
     laplace_values,
     secure_source,
     seeded_source,
@@ -104,12 +105,37 @@ def test_normal_follows_the_normal_law_in_its_body_and_tails(draws: int, seed: i
     assert not follows(sample * 1.01, stats.norm, farthest=4.2)
 
 
-def test_the_tail_is_right_beyond_eight_sigma() -> None:
+def test_float32_values_follow_the_normal_law_in_body_tails_and_centre() -> None:
+    sample = seeded_source(60917).normal(2_000_000)
+    assert stats.kstest(sample[:300_000].numpy(), "norm").pvalue > ALARM
+    assert follows(sample, stats.norm, farthest=4.2)
+    assert not follows(sample * 1.01, stats.norm, farthest=4.2)
+    assert follows(sample[sample.abs() < 1e-3] * 1e3, stats.uniform(-1, 2), farthest=0.99)
+
+
+def test_pairs_of_float32_values_are_independent() -> None:
+    """Radius and angle of a pair: an exponential law and a uniform one, and their products are not correlated."""
+    cosine, sine = seeded_source(20929).normal(2 * PAIRS).double().reshape(2, -1)
+    assert stats.kstest((cosine.square() + sine.square()).numpy(), "expon", args=(0, 2)).pvalue > ALARM
+    assert stats.kstest(torch.atan2(sine, cosine).numpy(), "uniform", args=(-math.pi, 2 * math.pi)).pvalue > ALARM
+    assert abs(float((cosine * sine).mean())) < 5 / math.sqrt(PAIRS)
+
+
+def fast(words: torch.Tensor) -> torch.Tensor:
+    """The values of m words for radii and m words for angles, of which the first half is used."""
+    count = len(words) // 2
+    out = torch.empty(2 * count)
+    fast_pairs(words[: count + (count + 1) // 2].clone(), out, 1.0, torch.empty(count), torch.empty(count))
+    return out.double()
+
+
+@pytest.mark.parametrize("pairs_of", [box_muller, fast])
+def test_the_tail_is_right_beyond_eight_sigma(pairs_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Given R > 8, R^2 - 64 is exponential with mean 2, to the relative 1e-5 by which 63 bits cut that tail."""
     largest = int(math.exp(-32) * 2**63)
     radius_words = torch.from_numpy(np.random.default_rng(39119).integers(0, largest, 50_000))
     angle_words = torch.from_numpy(seeded_source(4421).words(50_000).view(np.int64))
-    pairs = box_muller(torch.cat((radius_words, angle_words))).reshape(2, -1)
+    pairs = pairs_of(torch.cat((radius_words, angle_words))).reshape(2, -1)
     beyond = pairs.square().sum(0) - 64
     assert stats.kstest(beyond.numpy(), "expon", args=(0, 2)).pvalue > ALARM
     assert stats.kstest((beyond / 1.05).numpy(), "expon", args=(0, 2)).pvalue < ALARM

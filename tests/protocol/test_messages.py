@@ -28,6 +28,7 @@ from discreet.protocol.messages import (
     VirtualClient,
     decode_request,
     encode_reply,
+    header_of,
     request_items,
     request_of,
 )
@@ -36,6 +37,7 @@ from discreet.settings.data import DataConfig, NormaliserConfig
 from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
 from discreet.settings.settings import RayConfig, Settings, client_settings
 from discreet.settings.training import ModelConfig, TaskConfig
+from tests.flower.hostile import HEADERS, npy, raw
 from tests.node.clients import request_with
 
 SPENT: dict[str, float | int] = {"epsilon_example": 0.5, "epsilon_local": 0.0, "epsilon_local_pure": 0.0}
@@ -233,6 +235,24 @@ BAD = {
 def test_a_malformed_reply_is_refused(record: RecordDict) -> None:
     with pytest.raises(MalformedMessage):
         decode(record)
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
+def test_a_header_that_numpy_does_not_write_is_malformed_and_in_few_words(header: str) -> None:
+    with pytest.raises(MalformedMessage) as refused:
+        decode(reply_of({"update": raw(npy(header))}))
+    assert len(str(refused.value)) < 600
+
+
+@given(dtype=st.sampled_from(["<f2", "<f4", "<f8", "|b1", "<i8"]), shape=st.lists(st.integers(0, 3), max_size=6))
+def test_every_header_that_numpy_writes_is_read(dtype: str, shape: list[int]) -> None:
+    for order in ("C", "F"):
+        values = np.zeros(shape, dtype, order)  # type: ignore[call-overload]
+        found, by_columns, kind, start = header_of(Array(values), "update")
+        assert found == tuple(shape)
+        assert kind == values.dtype
+        assert by_columns == (not values.flags.c_contiguous)
+        assert start == len(Array(values).data) - values.nbytes
 
 
 @given(

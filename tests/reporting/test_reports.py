@@ -95,7 +95,7 @@ def test_the_page_fetches_nothing_and_its_pictures_share_no_identifier(html: str
     assert {*re.findall(r"url\(#([^)]+)\)", html), *(link[1:] for link in links)} <= {*ids}
     assert len(set(ids)) == len(ids)
     pictures = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    assert len(pictures) == 4
+    assert len(pictures) == 5
     assert all(ElementTree.fromstring(svg).tag.endswith("svg") for svg in pictures)
     without = re.sub(r"<svg.*?</svg>|<meta[^>]*>", "", html, flags=re.DOTALL).partition("<html")[2]
     ElementTree.fromstring(f"<html{without}".replace("&nbsp;", " "))  # each tag is closed, and in its place

@@ -19,7 +19,7 @@ from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.server.session import Session, finish, prepare, training_run
 from discreet.server.state import State
-from discreet.server.transport import Failure
+from discreet.server.transport import Failure, NobodyAnswers
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 
@@ -27,6 +27,8 @@ ROUNDS, CLIENTS, SIZE = 3, 10, 650
 SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]
 SMALL += ["sampling.kind=everyone", "privacy.user.noise_multiplier=1.0", "server.momentum=0"]
 FIXED = ["privacy.user.clip.kind=fixed", "privacy.user.clip.norm=0.5"]
+
+EXAMPLE_ON = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1")
 
 Answer = Callable[[int, int], TrainReply | Failure]
 
@@ -65,8 +67,8 @@ def replies(number: int, client: int) -> TrainReply:
 
 
 def test_a_run_in_which_every_client_fails_has_the_noise_of_one_that_asks_nobody(tmp_path: Path) -> None:
-    failed = run(tmp_path / "failed", Scripted(fails))
-    empty = run(tmp_path / "empty", Scripted(fails, clients=0))
+    failed = run(tmp_path / "failed", Scripted(fails), "rounds=1")
+    empty = run(tmp_path / "empty", Scripted(fails, clients=0), "rounds=1")
     assert torch.equal(failed.params, empty.params)
     assert failed.clip_norm == empty.clip_norm
     for name, asked in (("failed", CLIENTS), ("empty", 0)):  # charged and reported like any other
@@ -74,8 +76,8 @@ def test_a_run_in_which_every_client_fails_has_the_noise_of_one_that_asks_nobody
             RunFolder(tmp_path / name).read_metrics(),
             DurableLedger(tmp_path / name / "ledger.db").spent("user"),
         )
-        assert [(row["cohort"], row["replies"]) for row in rows] == [(asked, 0)] * ROUNDS
-        assert spent.num_releases == ROUNDS
+        assert [(row["cohort"], row["replies"]) for row in rows] == [(asked, 0)]
+        assert spent.num_releases == 1
         assert rows[-1]["epsilon_user"] == pytest.approx(spent.epsilon(1e-3), rel=1e-6)
 
 
@@ -111,12 +113,34 @@ def test_what_is_not_finite_or_huge_counts_as_zero_or_is_clipped(tmp_path: Path)
     assert float((found.params - nobody.params).norm()) == pytest.approx(0.5 / CLIENTS, rel=2e-3)
 
 
-def test_with_user_level_privacy_on_a_run_does_not_end_because_everybody_refuses(tmp_path: Path) -> None:
-    # Who refuses is about clients: with noise at the server it decides nothing that is released.
-    def refuses(number: int, client: int) -> Failure:
-        return Failure(client, "refused", "the policy of this client")
+@pytest.mark.parametrize("kind", ["refused", "malformed", "error", "late"])
+def test_a_run_ends_after_the_second_round_in_a_row_in_which_nobody_replies(kind: str, tmp_path: Path) -> None:
+    silent = Scripted(lambda number, client: Failure(client, kind, f"for a reason of round {number}"))
+    with pytest.raises(NobodyAnswers, match=f"^in 2 rounds in a row .*; the last: client 9 {kind}: .* of round 2$"):
+        run(tmp_path / "run", silent, "rounds=20")
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
+    resumed = training_run(session(tmp_path / "run", "rounds=20", "resume=true"), Scripted(replies)).run()
+    assert (resumed.checkpoint.round, resumed.stopped) == (20, None)
 
-    assert run(tmp_path / "run", Scripted(refuses)).round == ROUNDS
+
+def test_rounds_that_ask_nobody_or_bring_a_reply_do_not_end_a_run(tmp_path: Path) -> None:
+    cohorts = [1, 1, 0, 1, 0, 0, 1, 1]  # of these only the one of the second round replies
+
+    def answer(number: int, client: int) -> TrainReply | Failure:
+        return replies(number, client) if number == 2 else fails(number, client)
+
+    ready = training_run(session(tmp_path / "run", "rounds=8"), Scripted(answer))
+    ready.draw_cohort = lambda before: [*range(cohorts[before.round])]  # type: ignore[method-assign]
+    with pytest.raises(NobodyAnswers, match="in 2 rounds in a row"):
+        ready.run()
+    assert ready.folder.read_metrics()[-1]["round"] == 7
+
+
+def test_a_run_that_all_clients_refuse_from_the_start_is_no_run_that_has_ended_well(tmp_path: Path) -> None:
+    refuses = Scripted(lambda number, client: Failure(client, "refused", "the policy of this client"))
+    words = ("privacy.user.enabled=false", "privacy.user.noise_multiplier=null", *EXAMPLE_ON)
+    with pytest.raises(NobodyAnswers, match="every client refuses; the last one: client 9 refused: the policy"):
+        run(tmp_path / "run", refuses, *words)
 
 
 def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: Path) -> None:
@@ -128,9 +152,6 @@ def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: P
     words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
     assert run(tmp_path / "run", Scripted(reports), *words).epsilon_example == 2.0
     assert [row["epsilon_example"] for row in RunFolder(tmp_path / "run").read_metrics()] == [2.0, 2.0, 2.0]
-
-
-EXAMPLE_ON = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1")
 
 
 @pytest.mark.parametrize("liars", [1, 3, CLIENTS])

@@ -25,7 +25,7 @@ from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
 from discreet.server.state import Outcome, State
-from discreet.server.transport import Failure, RoundAbandoned, Transport
+from discreet.server.transport import Failure, NobodyAnswers, RoundAbandoned, Transport
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import masked_vector
@@ -205,9 +205,12 @@ def test_an_abandoned_round_is_done_again_twice_and_charged_only_if_it_was_to_be
         session = ready(tmp_path / "run", held)
         vector = masked_vector(session.plan)
         inner = InProcessTransport(session.plan, str(session.folder.path), vector)
-        outcome = training_run(session, Fragile(InTheClear(inner, vector, NODES - DROPOUTS), **how)).run()
-    ended = None if charged else "round 1 was abandoned 3 times: 3 of 5 clients are left"
-    assert (outcome.stopped, outcome.checkpoint.round) == (ended, 3 if charged else 0)
+        ready_run = training_run(session, Fragile(InTheClear(inner, vector, NODES - DROPOUTS), **how))
+        if charged:
+            assert ready_run.run().checkpoint.round == 3
+        else:
+            with pytest.raises(NobodyAnswers, match="round 1 was abandoned 3 times: 3 of 5 clients are left"):
+                ready_run.run()
     assert ledger(tmp_path / "run").spent("user").num_releases == charged
 
 

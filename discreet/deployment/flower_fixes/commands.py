@@ -1,6 +1,6 @@
 """Flower's commands with the replacements: `python -m discreet.deployment.flower_fixes.commands COMMAND WORDS...`
 
-COMMAND is superlink, supernode or clients.
+COMMAND is superlink, supernode, guarded (its first word is a guard.toml) or clients.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from discreet.logs import log_to
+
 SWITCH = "DISCREET_FLOWER_FIXES"
 NAMES = (
-    *("database", "content_garbage", "unread_messages", "failed_runs"),
+    *("database", "content_garbage", "unread_messages", "failed_runs", "local_callers"),
     *("supernode_replies", "supernode_pauses", "refused_nodes", "warm_clients"),
 )
 VERSIONS = ("1.41.0", "1.42.0")  # of Flower: what is replaced is the same in both
+OPERATORS = "DISCREET_OPERATORS"  # the variable with the numbers of further users who may call a SuperLink
 LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable that names a node's longest pause
 SHORTEST_SECONDS, FLOWERS_SECONDS = 0.5, 3.0  # of a node's pause between two looks for a message; Flower's always
 
@@ -71,6 +74,17 @@ if __name__ == "__main__":
         make("supernode_fixes")
         flower_supernode()
         # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
+        sys.stdout.flush()
+        os._exit(1)
+    elif name == "guarded":
+        from flwr.supernode.cli.flower_supernode import flower_supernode
+
+        from discreet.deployment.flower_fixes import supernode_guard
+
+        log_to(sys.stdout)
+        make("supernode_fixes")
+        supernode_guard.install(Path(sys.argv.pop(1)))
+        flower_supernode()
         sys.stdout.flush()
         os._exit(1)
     elif "warm_clients" in wanted():  # else Flower starts ClientApps itself

@@ -1,0 +1,71 @@
+"""A table of your own, before the first run: `discreet data split|check FILE`.
+
+split   cuts FILE into train.csv and test.csv beside it, all rows of an owner in one of the two. The test set is
+        public: nobody in it is protected. Take people for it who have agreed to that
+check   without a data.toml beside FILE, proposes one; --write writes it there. It reads the data for that, and says
+        what has to be replaced by public knowledge before a run starts. With a data.toml beside FILE, says whether
+        all rows fit it, and what to set
+
+examples:
+  discreet data split data/hospital.csv --owner patient_id --test 0.2
+  discreet data check data/train.csv --owner patient_id --target readmitted --write
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer import Option
+
+from discreet.data.csv_table import CsvTable
+from discreet.data.description import DESCRIPTION, read_description
+from discreet.data.targets import FolderError
+from discreet.tables.owner_split import split_by_owner
+from discreet.tables.proposal import propose
+
+
+def command(
+    action: Annotated[Literal["split", "check"], typer.Argument()],
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    owner: Annotated[str | None, Option(metavar="COLUMN", help="whose each row is")] = None,
+    target: Annotated[str | None, Option(metavar="COLUMN", help="check: what is predicted")] = None,
+    test: Annotated[float, Option(metavar="SHARE", help="split: of all owners")] = 0.2,
+    encoding: Annotated[str | None, Option(help="of FILE, if it is not UTF-8, such as cp1252")] = None,
+    write: Annotated[bool, Option("--write", help="check: write data.toml beside FILE")] = False,
+) -> None:
+    """Does one action."""
+    if not file.is_file():
+        raise FolderError(f"{file} is no file")
+    table, description = CsvTable(file, encoding=encoding), file.parent / DESCRIPTION
+    if action == "split":
+        _split(table, owner, test)
+    elif description.is_file():
+        _check(file)
+    else:
+        proposal = propose(table, target=target, owner=owner)
+        print(proposal.text, end="")
+        if write:
+            description.write_text(proposal.text)
+            print(f"\nwritten to {description}. Not a run starts before `unconfirmed` in it is empty.")
+
+
+def _split(table: CsvTable, owner: str | None, share: float) -> None:
+    found = split_by_owner(table, owner=owner, share=share)
+    for path, rows, owners in zip((found.train, found.test), found.rows, found.owners, strict=True):
+        print(f"{path}: {rows} rows" + (f" of {owners} owners" if owner else ""))
+    print(f"{found.test} is public from now on: nobody in it is protected")
+
+
+def _check(file: Path) -> None:
+    from discreet.data.folder import load_folder  # it imports PyTorch
+
+    folder = file.parent
+    description, task = read_description(folder), load_folder(str(folder))
+    width = ", ".join(map(str, task.shape.input_shape))
+    print(f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), {len(task.test)} to test")
+    if task.owners is not None:
+        owners = int(task.owners.max()) + 1
+        print(f"{owners} owners ({description.owner}), each of whom becomes a client. Start with:")
+        print(f"  discreet simulate experiment=table data.path={folder} data.num_clients={owners}")

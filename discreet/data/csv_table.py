@@ -1,0 +1,126 @@
+"""A CSV file as it is: its separator, encoding and byte order mark, the lines of its rows, and its columns."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from discreet.data.targets import FolderError, RowError
+from discreet.settings.rules import require_extra
+
+SEPARATORS = ",;\t|"
+# The longer marks come first: that of UTF-32 begins with that of UTF-16.
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A CSV file.
+
+    Attributes:
+      separator, encoding: None: found.
+      decimal: the mark in its numbers.
+    """
+
+    path: Path
+    separator: str | None = None
+    encoding: str | None = None
+    decimal: str = "."
+
+    @cached_property
+    def text(self) -> str:
+        """The whole file. FolderError: it is in another encoding."""
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise FolderError(f"{self.path} can't be read: {error.strerror}") from error
+        marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
+        encoding = marked or self.encoding or "utf-8"
+        try:
+            return content.decode(encoding)
+        except (UnicodeDecodeError, LookupError) as error:
+            written = 'encoding = "cp1252"' if self.encoding is None else "the encoding that it was written in"
+            raise FolderError(
+                f"{self.path} can't be read: it is not {encoding}: write {written} in data.toml"
+            ) from error
+
+    @cached_property
+    def mark(self) -> str:
+        """The separator: the one that is given, or that cuts the header into most cells."""
+        if self.separator is not None:
+            return self.separator
+        header = next((line for line in self.text.splitlines() if line.strip()), "")
+        return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+
+    def records(self) -> list[tuple[int, list[str]]]:
+        """The records, the header first, each with its last line, from 1; empty lines are none."""
+        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+        return [(reader.line_num, row) for row in reader if row]
+
+    def header(self) -> list[str]:
+        """The names of the columns. FolderError: there is none, or one is there twice."""
+        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+        try:
+            names = next((row for row in reader if row), [])
+        except csv.Error as error:
+            raise FolderError(f"{self.path} can't be read: {error}") from None
+        if not names:
+            raise FolderError(f"{self.path} can't be read: Empty CSV file")
+        for name in names:
+            if names.count(name) > 1:
+                raise FolderError(f"{self.path}: the column {name!r} is there twice")
+        return names
+
+    def columns(self, *, as_text: bool = False) -> dict[str, Any]:
+        """Columns of pyarrow by their names; `as_text`: each cell as it is written. FolderError: it can't be read."""
+        require_extra("pyarrow", extra="simulation", why=self.path.name)
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow import csv as reader
+
+        names = self.header()
+        kinds = dict.fromkeys(names, pyarrow.string()) if as_text else None
+        try:
+            table = reader.read_csv(
+                io.BytesIO(self.text.encode()),
+                parse_options=reader.ParseOptions(delimiter=self.mark, newlines_in_values=True),
+                convert_options=reader.ConvertOptions(column_types=kinds, decimal_point=self.decimal),
+            )
+        except (OSError, ValueError) as error:
+            raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
+        return {name: table.column(name) for name in names}
+
+    def unreadable(self, said: str) -> str:
+        """The reason why it can't be read: the line of a row with too few or too many cells, and never the row."""
+        expected, got, _ = said.partition(", got ")
+        with suppress(csv.Error):
+            (_, header), *rows = self.records() if got else [(0, [])]
+            for line, row in rows:
+                if len(row) != len(header):
+                    return f"{self.path}, line {line}: {len(row)} columns, and the header has {len(header)}"
+        return f"{self.path} can't be read: {expected}"
+
+
+@contextmanager
+def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
+    """Adds to a refused row of a table the file, and the line in it if it is CSV."""
+    try:
+        yield
+    except RowError as error:
+        place = f"row {error.row}"
+        if table is not None:
+            with suppress(csv.Error, IndexError, FolderError):
+                place = f"line {table.records()[error.row + 1][0]}"
+        raise FolderError(f"{path}, {place}: {error.problem}") from None

@@ -1,0 +1,306 @@
+"""The cells of a table as numbers, by what is public of each column.
+
+This file imports nothing of Discreet: `discreet export` puts a copy of it beside a model, so that
+whoever has the model encodes rows as the run did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+NUMBER, CATEGORY, DATE, TEXT = "number", "category", "date", "text"
+KINDS = (NUMBER, CATEGORY, DATE, TEXT)
+MIDDLE = "middle"
+# The words for an empty cell, unless a column lists them as levels.
+EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
+_WORD = re.compile(r"\w+")
+
+
+class CellError(ValueError):
+    """A cell that can't be encoded: its row, counted from 0, and what is wrong. It holds no value."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(f"row {row}: {problem}")
+        self.row, self.problem = row, problem
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is public of a column.
+
+    Attributes:
+      kind: number, category, date or text.
+      low, high: the range of a number, or the first and the last day, as 2022-01-31.
+      missing: what an empty cell counts as: of a number or a date "middle" or a value, and a further
+        column tells which cells were empty; of a category one of its levels, or "category", which
+        is a level of its own. None: an empty cell is refused.
+      levels: of a category; one more output is for what is not listed.
+      format: of a date, as Python's strptime reads it; None: 2022-01-31, with or without a time.
+      width: of a text, the number of columns into which its words are hashed.
+    """
+
+    name: str
+    kind: str
+    low: float | str | None = None
+    high: float | str | None = None
+    missing: float | str | None = None
+    levels: tuple[str, ...] = ()
+    format: str | None = None
+    width: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.name}: kind must be one of {', '.join(KINDS)} (got {self.kind})")
+        allowed = {"name", "kind", *_KEYS[self.kind]}
+        wrong = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        wrong = [key for key in wrong if key not in allowed]
+        if wrong:
+            raise ValueError(f"{self.name}: {wrong[0]} does not go with kind = {self.kind}")
+        _CHECKS[self.kind](self)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the numbers that a cell becomes."""
+        if self.kind == CATEGORY:
+            own = [f"{self.name} is {level}" for level in self.levels]
+            empty = [f"{self.name} is empty"] if self.missing == CATEGORY else []
+            return (*own, f"{self.name} is another", *empty)
+        if self.kind == TEXT:
+            return tuple(f"{self.name} word {place}" for place in range(self.width))
+        return (self.name,) if self.missing is None else (self.name, f"{self.name} is empty")
+
+    def facts(self) -> dict[str, Any]:
+        """The column as JSON and `columns_of` have it."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        unset = {each.name: each.default for each in fields(self)}
+        return {key: value for key, value in given.items() if value != unset[key] and key != "name"}
+
+
+_RANGE = ("low", "high", "missing")
+_KEYS = {
+    NUMBER: _RANGE,
+    DATE: (*_RANGE, "format"),
+    CATEGORY: ("levels", "missing"),
+    TEXT: ("width",),
+}
+
+
+def _check_number(column: Column) -> None:
+    low, high, name = column.low, column.high, column.name
+    if low is None or high is None:
+        raise ValueError(f"{name}: low and high are not given: write the public range")
+    if not all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high)):
+        raise ValueError(f"{name}: low and high must be numbers")
+    if not low < high:  # type: ignore[operator]
+        raise ValueError(f"{name}: high must be above low (got {high} and {low})")
+    if isinstance(column.missing, str) and column.missing != MIDDLE:
+        raise ValueError(f'{name}: missing must be "{MIDDLE}" or a number (got {column.missing!r})')
+
+
+def _check_date(column: Column) -> None:
+    if column.low is None or column.high is None:
+        raise ValueError(f"{column.name}: low and high are not given: write the first and the last public day")
+    ends = [_iso_day(column, end) for end in (column.low, column.high)]
+    if not ends[0] < ends[1]:
+        raise ValueError(f"{column.name}: high must be after low (got {column.high} and {column.low})")
+    if column.missing not in (None, MIDDLE):
+        _iso_day(column, column.missing)
+
+
+def _iso_day(column: Column, day: object) -> float:
+    try:
+        return float(date.fromisoformat(str(day)).toordinal())
+    except ValueError as error:
+        raise ValueError(f"{column.name}: a public day is written 2022-01-31 (got {day})") from error
+
+
+def _check_category(column: Column) -> None:
+    if not column.levels or len({*column.levels}) < len(column.levels):
+        raise ValueError(f"{column.name}: levels must be given, each once: write the public ones")
+    if column.missing not in (None, CATEGORY, *column.levels):
+        raise ValueError(f'{column.name}: missing must be "{CATEGORY}" or a level (got {column.missing!r})')
+
+
+def _check_text(column: Column) -> None:
+    if column.width < 2:
+        raise ValueError(f"{column.name}: width must be given, at least 2: words are hashed into so many columns")
+
+
+_CHECKS: dict[str, Callable[[Column], None]] = {
+    NUMBER: _check_number,
+    DATE: _check_date,
+    CATEGORY: _check_category,
+    TEXT: _check_text,
+}
+
+
+def columns_of(given: Mapping[str, Any]) -> tuple[Column, ...]:
+    """Columns by their names, each a table of its attributes or a short form: `[18, 100]` is the range
+    of a number, two dates are the range of a date, and words are the levels of a category.
+
+    Raises ValueError, which names the column and what to write.
+
+    >>> [column.kind for column in columns_of({"age": [18, 100], "sex": ["F", "M"]})]
+    ['number', 'category']
+    """
+    return tuple(_column_of(name, value) for name, value in given.items())
+
+
+def _column_of(name: str, value: Any) -> Column:
+    if isinstance(value, list | tuple):
+        value = _long_form(name, list(value))
+    if not isinstance(value, Mapping) or "kind" not in value:
+        raise ValueError(f"{name}: write its kind, one of {', '.join(KINDS)}, or a short form")
+    known = {each.name for each in fields(Column)} - {"name"}
+    unknown = [key for key in value if key not in known]
+    if unknown:
+        raise ValueError(f"{name}: unknown key {unknown[0]}; there are {', '.join(sorted(known))}")
+    facts = {key: str(each) if isinstance(each, date) else each for key, each in value.items()}
+    facts["levels"] = tuple(map(str, facts.get("levels", ())))
+    return Column(name, **{key: each for key, each in facts.items() if key != "name"})
+
+
+def _long_form(name: str, values: list[Any]) -> dict[str, Any]:
+    if values and all(isinstance(value, str) for value in values):
+        return {"kind": CATEGORY, "levels": values}
+    if len(values) == 2:
+        kind = DATE if isinstance(values[0], date) else NUMBER
+        return {"kind": kind, "low": values[0], "high": values[1]}
+    raise ValueError(f"{name}: a list is [low, high], two days, or the levels as words")
+
+
+def names_of(columns: Iterable[Column]) -> list[str]:
+    """The names of the numbers that a row becomes, in their order."""
+    return [name for column in columns for name in column.outputs]
+
+
+def encode(table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str = ".") -> Array:
+    """The rows of a table as float64 (n, len(names_of(columns))).
+
+    A number or a date in low..high becomes -1..1, and what lies outside is set to the nearer end. A
+    category becomes one 1 among zeros. A text becomes counts of its hashed words, of length 1.
+
+    Args:
+      table: the cells of each column by its name, as a pandas DataFrame or a dictionary of lists.
+      decimal: the mark in numbers that are text.
+
+    Raises:
+      CellError: a cell is empty that may not be, or is no number or date.
+      KeyError: a column is not there.
+
+    >>> columns = columns_of({"age": [0, 100], "sex": ["F", "M"]})
+    >>> encode({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
+    [[0.5, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
+    """
+    parts = [_ENCODERS[column.kind](column, list(table[column.name]), decimal) for column in columns]
+    return np.concatenate(parts, axis=1)
+
+
+def is_empty(cell: object) -> bool:
+    """True for a cell that holds nothing.
+
+    >>> [is_empty(cell) for cell in (None, float("nan"), " NA ", "none", 0)]
+    [True, True, True, False, False]
+    """
+    if isinstance(cell, str):
+        return cell.strip().lower() in EMPTY
+    return cell is None or cell != cell
+
+
+def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
+    """Numbers and dates: the place in the range, and where empty cells are allowed, which were empty."""
+    dates = column.kind == DATE
+    low, high = (_iso_day(column, end) if dates else float(end or 0) for end in (column.low, column.high))
+    filled = (low + high) / 2
+    if column.missing not in (None, MIDDLE):
+        filled = _iso_day(column, column.missing) if dates else float(column.missing or 0)
+    values, empty = np.zeros(len(cells)), np.zeros(len(cells))
+    for row, cell in enumerate(cells):
+        if is_empty(cell):
+            _refuse_empty(column, row)
+            values[row], empty[row] = filled, 1.0
+        else:
+            values[row] = _day(column, row, cell) if dates else _number(column, row, cell, decimal)
+    places = np.clip((values - low) / (high - low), 0, 1) * 2 - 1
+    return np.stack([places] if column.missing is None else [places, empty], axis=1)
+
+
+def _refuse_empty(column: Column, row: int) -> None:
+    if column.missing is None:
+        choice = f'missing = "{CATEGORY}"' if column.kind == CATEGORY else f'missing = "{MIDDLE}", or a value'
+        raise CellError(row, f"{column.name} is empty: write {choice} for it in data.toml")
+
+
+def _number(column: Column, row: int, cell: Any, decimal: str) -> float:
+    text = cell.strip().replace(decimal, ".") if isinstance(cell, str) else cell
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = math.nan
+    if math.isfinite(value):
+        return value
+    comma = isinstance(cell, str) and decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", cell.strip())
+    hint = ': write decimal = "," in data.toml' if comma else "; words are of a column with kind = category"
+    raise CellError(row, f"{column.name} is not a number{hint}")
+
+
+def _day(column: Column, row: int, cell: Any) -> float:
+    """The ordinal of a day."""
+    try:
+        if isinstance(cell, date):  # a datetime is one, and so is a Timestamp of pandas
+            return float(cell.toordinal())
+        text = str(cell).strip()
+        read = datetime.strptime(text, column.format) if column.format else datetime.fromisoformat(text)
+        return float(read.toordinal())
+    except ValueError:
+        known = f"in the format {column.format}" if column.format else "such as 2022-01-31"
+        problem = f'{column.name} is not a date {known}: write its format, such as format = "%d.%m.%Y"'
+        raise CellError(row, problem) from None
+
+
+def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
+    places = {level: place for place, level in enumerate(column.levels)}
+    another, found = len(places), np.zeros((len(cells), len(column.outputs)))
+    for row, cell in enumerate(cells):
+        word = _word(cell)
+        if word not in places and is_empty(cell):
+            _refuse_empty(column, row)
+            found[row, places.get(str(column.missing), len(column.outputs) - 1)] = 1
+        else:
+            found[row, places.get(word, another)] = 1
+    return found
+
+
+def _word(cell: Any) -> str:
+    """A level as text: 1.0 of a column of numbers is 1."""
+    whole = isinstance(cell, float | np.floating) and float(cell).is_integer()
+    return str(int(cell)) if whole else str(cell).strip()
+
+
+def _hashed(column: Column, cells: list[Any], decimal: str) -> Array:
+    """Counts of words by a public hash, with its sign, divided by their length; all 0 of an empty text."""
+    found = np.zeros((len(cells), column.width))
+    for row, cell in enumerate(cells):
+        for word in [] if is_empty(cell) else _WORD.findall(str(cell).lower()):
+            number = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
+            found[row, (number >> 1) % column.width] += 1 if number % 2 else -1
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    return found / np.where(lengths == 0, 1, lengths)
+
+
+_ENCODERS: dict[str, Callable[[Column, list[Any], str], Array]] = {
+    NUMBER: _quantities,
+    DATE: _quantities,
+    CATEGORY: _one_hot,
+    TEXT: _hashed,
+}

@@ -1,0 +1,120 @@
+"""A SuperNode whose replies are the guard's: what `python -m discreet.deployment.supernode --guard` becomes.
+
+Flower's SuperNode starts the app as its own user, with its key, its ledger and its connection, and sends whatever the
+app stores: any number of records, the text of an exception, the seconds that it took. Here no ClientApp is started and
+no runtime API listens. The guard takes the message, and stores the one reply that is sent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.common.constant import SubStatus
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStore
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from discreet.deployment.flower_fixes.commands import VERSIONS
+from discreet.deployment.flower_fixes.supernode_fixes import PushObject, Send, push_what_lies_there
+from discreet.guard.guard_policy import read_guard
+from discreet.guard.sandbox import SandboxError
+from discreet.guard.site_guard import App, SiteGuard, wait_until
+from discreet.ledger.durable_ledger import LedgerError
+from discreet.node.account import Refused
+from discreet.settings.rules import ConfigError
+
+logger = logging.getLogger("discreet.guard")
+
+RUNTIME = 1.0  # seconds that each reply says its app took
+REFUSED = 0  # the code of an error that says no
+FAILED = "this site's guard could not answer; its log says why"
+
+SUPERNODE = "flwr.supernode.cli.flower_supernode"
+
+
+class GuardedReplies:
+    """In place of Flower's `_push_messages`: the guard's answer to the message that was just taken."""
+
+    def __init__(self, guard: SiteGuard) -> None:
+        self.guard = guard
+
+    def __call__(
+        self, state: InMemoryNodeState, object_store: ObjectStore, send: Send, push_object: PushObject
+    ) -> None:
+        """Answers, and sends. A reply that was charged is sent at a time that no patient has part in."""
+        started = time.monotonic()
+        for task in state.get_tasks():
+            state.finish_task(task.task_id, sub_status=SubStatus.COMPLETED, details="")
+        message = _last_message(state)
+        reply = self._reply(message, state, object_store, started=started)
+        object_store.delete(message.metadata.message_id)
+        state.get_message_processing_duration = lambda message_id: RUNTIME  # type: ignore[method-assign]
+        start_client_internal._insert_message(reply, state, object_store)
+        push_what_lies_there(state, object_store, send, push_object)
+
+    def _reply(self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float) -> Message:
+        run = state.get_run(message.metadata.run_id)
+        fab = None if run is None else state.get_fab(run.fab_hash)
+        context = None if run is None else state.get_run_series_context(run.series_id)
+        if run is None or fab is None or context is None:
+            return Message(Error(REFUSED, "this site's guard does not know the run"), reply_to=message)
+        app = App(run.run_id, run.fab_id, run.fab_version, fab.hash_str, fab.content)
+        try:
+            content = self.guard.answer(_whole(message, store), context, app)
+        except Refused as refusal:
+            logger.warning("refused: %s", refusal)
+            return Message(Error(REFUSED, str(refusal)), reply_to=message)
+        except (SandboxError, LedgerError, ConfigError, OSError, ValueError, ArithmeticError):
+            logger.exception("nothing was released")
+            wait_until(started + self.guard.policy.round_seconds)
+            return Message(Error(REFUSED, FAILED), reply_to=message)
+        wait_until(started + self.guard.policy.round_seconds)
+        return Message(content, reply_to=message)
+
+
+def _last_message(state: InMemoryNodeState) -> Message:
+    """The message that was just taken: the last one that is no reply."""
+    with state.lock_msg_store:
+        entries = list(state.msg_store.values())
+    return [each.message for each in entries if not each.message.metadata.reply_to_message_id][-1]
+
+
+def _whole(message: Message, store: ObjectStore) -> Message:
+    """The message with its content, which lies in the store in parts."""
+    number = message.metadata.message_id
+    trees = iterate_object_tree(store.get_object_tree(number))
+    contents = {tree.object_id: store.get(tree.object_id) or b"" for tree in trees}
+    whole = inflate_object_from_contents(number, contents)
+    if not isinstance(whole, Message):
+        raise Refused("what came is no message")
+    whole.metadata.__dict__["_message_id"] = number
+    return whole
+
+
+def no_runtime_api(config: object, state_factory: object) -> tuple[object, threading.Thread]:
+    """In place of Flower's runtime API, by which any process of the machine could take a message and answer it."""
+    ended = threading.Thread(target=lambda: None)
+    ended.start()
+    return SimpleNamespace(should_exit=False, force_exit=False), ended
+
+
+def install(path: Path) -> None:
+    """Has this process's SuperNode answer as the guard of `path` does. Raises ConfigError, LedgerError, SandboxError:
+    it can't, and no SuperNode starts."""
+    version = importlib.metadata.version("flwr")
+    if version not in VERSIONS:
+        raise ConfigError(f"the guard knows how Flower {' and '.join(VERSIONS)} send replies, not {version}")
+    guard = SiteGuard(read_guard(path))
+    start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
+    importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
+    logger.info("the guard stands: %d blocks, %s", len(guard.blocks), guard.policy.enclosure)

@@ -1,0 +1,191 @@
+"""A watch over a data set: whoever reads one of its items reads no other one with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import index as whole_number
+from types import new_class
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+Noted = Callable[[Any], None]
+_CHANGES = (
+    *("__setitem__", "__delitem__", "__iadd__", "__imul__", "append", "extend", "insert"),
+    *("pop", "remove", "clear", "sort", "reverse"),
+)
+
+
+class ItemWatch:
+    """The items of a data set, each of its own index alone.
+
+    An item that is mixed from several (mixup, mosaic, a random partner) would carry an example into batches that did
+    not draw it. Noted are reads of the data set by itself, of data sets in its attributes, and of lists, tensors and
+    arrays there that have as many rows as there are items. Rows that it reads elsewhere are not seen.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._rows = dict[int, set[int]]()  # read for the present item, by the identity of what holds them
+        self._stand_ins = dict[object, tuple[Any, Any]]()  # what is read in place of an object, and the object
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker is given: classes made here can't be sent."""
+        return {"dataset": self.dataset, "_rows": {}, "_stand_ins": {}}
+
+    def __getitem__(self, position: int) -> Any:
+        """An item. Raises ValueError: it was made of several rows."""
+        self._rows.clear()
+        item = self._watched(self.dataset)[position]
+        if any(len(rows) > 1 for rows in self._rows.values()):
+            raise ValueError(
+                "dataset: reading one item reads others too (mixup, mosaic, a random partner), and would carry an "
+                "example into batches that did not draw it: make an item of its own index alone"
+            )
+        return item
+
+    def _note(self, holder: object, index: Any, count: int) -> None:
+        self._rows.setdefault(id(holder), set()).update(rows_at(index, count))
+
+    def _watched(self, dataset: Any) -> Any:
+        """An object with the attributes of a data set, the same ones, and a class that notes what is read."""
+        if id(dataset) not in self._stand_ins:
+            self._stand_ins[id(dataset)] = self._stand_in(dataset), dataset
+        return self._stand_ins[id(dataset)][0]
+
+    def _stand_in(self, dataset: Any) -> Any:
+        kind: Any = type(dataset)
+        count = len(dataset)
+
+        def get_item(stand_in: Any, index: Any) -> Any:
+            self._note(dataset, index, count)
+            return kind.__getitem__(stand_in, index)
+
+        def get_attribute(stand_in: Any, name: str) -> Any:
+            value = kind.__getattribute__(stand_in, name)
+            return value if name.startswith("__") else self._attribute(value, (id(dataset), name), count)
+
+        names = {"__getitem__": get_item, "__getattribute__": get_attribute, "__module__": kind.__module__}
+        names |= {"__qualname__": kind.__qualname__, "__del__": lambda _: None}  # the data set itself is still there
+        try:
+            made: Any = object.__new__(new_class(kind.__name__, (kind,), {}, lambda body: body.update(names)))
+            object.__setattr__(made, "__dict__", vars(dataset))
+        except TypeError:  # a list, or a class that is not written in Python: it has no attributes to read others by
+            return dataset
+        return made
+
+    def _attribute(self, value: Any, place: tuple[int, str], count: int) -> Any:
+        if isinstance(value, Dataset):
+            return self._watched(value)
+        if type(value) in (list, tuple) and value and isinstance(value[0], Dataset):
+            return type(value)(self._watched(each) if isinstance(each, Dataset) else each for each in value)
+        make = _ROWS.get(type(value))
+        if make is None or getattr(value, "ndim", 1) == 0 or len(value) != count:
+            return value
+        known = self._stand_ins.get(place)
+        if known is None or known[1] is not value or len(known[0]) != count:
+            known = make(value, lambda index: self._note(value, index, count)), value
+            self._stand_ins[place] = known
+        return known[0]
+
+
+def rows_at(index: Any, count: int) -> set[int]:
+    """The rows that an index of `count` rows reads.
+
+    >>> rows_at(-1, 5), rows_at(slice(1, 3), 5), rows_at([0, 2], 5)
+    ({4}, {1, 2}, {0, 2})
+    """
+    first = index[0] if isinstance(index, tuple) and index else index
+    if hasattr(first, "__index__") and not (isinstance(first, Tensor | np.ndarray) and first.ndim):
+        return {whole_number(first) % count}
+    if not isinstance(first, slice | list | Tensor | np.ndarray):
+        return set()  # the name of a column, for instance
+    return set(np.arange(count)[np.asarray(first) if isinstance(first, Tensor) else first].ravel().tolist())
+
+
+class _List(list[Any]):
+    noted: Noted
+    whole: list[Any]
+
+    def __getitem__(self, index: Any) -> Any:
+        self.noted(index)
+        return self.whole[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.noted(slice(None))
+        return iter(self.whole)
+
+
+def _changed_with(name: str) -> Callable[..., Any]:
+    """A change of a list that changes what it stands for too."""
+
+    def change(self: _List, *given: Any) -> Any:
+        getattr(list, name)(self, *given)
+        changed = getattr(self.whole, name)(*given)
+        return self if changed is self.whole else changed
+
+    return change
+
+
+for _name in _CHANGES:
+    setattr(_List, _name, _changed_with(_name))
+
+
+class _Tuple(tuple[Any, ...]):
+    noted: Noted
+
+    def __getitem__(self, index: Any) -> Any:
+        self.noted(index)
+        return super().__getitem__(index)
+
+
+class _Rows(Tensor):
+    noted: Noted
+
+    def __getitem__(self, index: Any) -> Tensor:
+        self.noted(index)
+        return self.as_subclass(Tensor)[index]
+
+
+class _Array(np.ndarray[Any, Any]):
+    noted: Noted | None = None  # of the whole, and not of what is computed from it
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.noted is not None:
+            self.noted(index)
+        return np.asarray(self)[index]
+
+
+def _list(value: list[Any], noted: Noted) -> _List:
+    made = _List(value)
+    made.noted, made.whole = noted, value
+    return made
+
+
+def _tuple(value: tuple[Any, ...], noted: Noted) -> _Tuple:
+    made = _Tuple(value)
+    made.noted = noted
+    return made
+
+
+def _rows(value: Tensor, noted: Noted) -> _Rows:
+    made = value.as_subclass(_Rows)
+    made.noted = noted
+    return made
+
+
+def _array(value: np.ndarray[Any, Any], noted: Noted) -> _Array:
+    made = value.view(_Array)
+    made.noted = noted
+    return made
+
+
+_ROWS: dict[type, Callable[..., Any]] = {
+    list: _list,
+    tuple: _tuple,
+    Tensor: _rows,
+    np.ndarray: _array,
+    np.memmap: _array,
+}

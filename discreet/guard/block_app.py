@@ -1,0 +1,155 @@
+"""The app in its block: unpacks what the guard has sent, runs the ClientApp as Flower does, and writes one vector.
+
+This runs behind the walls, in a process that has nothing of the site but its block. Nobody parses what it writes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import tarfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from discreet.guard.self_test import reached
+from discreet.guard.whole_app import run_whole
+
+HEAD_BYTES = 8
+TRIAL, SELF_TEST = "trial", "self-test"
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """What every block of a round is given: the bundle, the message and the context, as Flower's bytes.
+
+    Attributes:
+      app: id, version and digest of the bundle.
+      bundle, message, context: serialised; the context has no state.
+      run_id, node_id: as Flower knows them.
+      names: of the arrays that leave, in order; empty if a metric does.
+      sizes: the number of values of each.
+      metric: the name of the number that leaves; empty if arrays do.
+      limits: of `enclosure.BlockLimits`.
+      instead: what runs in place of the ClientApp on one message: `TRIAL`, all of the app, or `SELF_TEST`.
+      facts: what a self-test is told of the site.
+    """
+
+    app: tuple[str, str, str]
+    bundle: bytes
+    message: bytes
+    context: bytes
+    run_id: int
+    node_id: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    metric: str
+    limits: Mapping[str, float]
+    instead: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The number of values that leave."""
+        return 1 if self.metric else sum(self.sizes)
+
+    def packed(self) -> bytes:
+        """The task as the bytes that `unpacked` reads."""
+        items = asdict(self)
+        contents = [items.pop(name) for name in PARTS]
+        head = json.dumps({**items, "lengths": [len(each) for each in contents]}).encode()
+        return b"".join([len(head).to_bytes(HEAD_BYTES, "little"), head, *contents])
+
+
+PARTS = ("bundle", "message", "context")
+
+
+def unpacked(packed: bytes) -> BlockTask:
+    """The task of some bytes that `BlockTask.packed` made."""
+    start = HEAD_BYTES + int.from_bytes(packed[:HEAD_BYTES], "little")
+    items: dict[str, Any] = json.loads(packed[HEAD_BYTES:start])
+    for name, length in zip(PARTS, items.pop("lengths"), strict=True):
+        items[name] = packed[start : start + length]
+        start += length
+    for name in ("app", "names", "sizes"):
+        items[name] = tuple(items[name])
+    return BlockTask(**items)
+
+
+def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: int) -> None:
+    """Runs the app on the files of one block, in the folder `data`, and writes to `out` the vector that leaves, then
+    the app's state. Raises whatever the app raises."""
+    from flwr.app import Context, Message
+    from flwr.cli.install import install_from_fab
+    from flwr.clientapp.utils import get_load_client_app_fn
+    from flwr.common.serde import (
+        context_from_proto,
+        message_from_proto,
+        recorddict_from_proto,
+        recorddict_to_proto,
+    )
+    from flwr.proto.message_pb2 import Context as ContextProto
+    from flwr.proto.message_pb2 import Message as MessageProto
+    from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+    from flwr.supercore.task_identity import TaskIdentity
+
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(data, filter="data")
+    seed_anew()
+    if task.instead == SELF_TEST:
+        print(json.dumps(reached(task.facts)), flush=True)
+        return
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, task.run_id, task.node_id
+    context: Context = context_from_proto(ContextProto.FromString(task.context))
+    context.node_config = {"data": str(data)}
+    if state:
+        context.state = recorddict_from_proto(RecordDictProto.FromString(state))
+
+    install_from_fab(task.bundle, skip_prompt=True)
+    if task.instead == TRIAL:
+        run_whole(task.app, context)
+        return
+    app = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)(*task.app)
+    message: Message = message_from_proto(MessageProto.FromString(task.message))
+    reply = app(message=message, context=context)
+    vector = metric_vector(reply, task.metric) if task.metric else array_vector(reply, task)
+    kept = recorddict_to_proto(context.state).SerializeToString()
+    with os.fdopen(out, "wb") as pipe:
+        pipe.write(vector)
+        pipe.write(kept)
+
+
+def array_vector(reply: Any, task: BlockTask) -> bytes:
+    """The arrays of a reply with the names that were sent, as float32. ValueError: they do not fit."""
+    import numpy as np
+
+    for record in reply.content.array_records.values():
+        if set(task.names) <= set(record):
+            values = [np.asarray(record[name].numpy(), np.float32).ravel() for name in task.names]
+            if tuple(each.size for each in values) != task.sizes:
+                raise ValueError("an array of the app's reply has another size than what was sent")
+            return b"".join(each.tobytes() for each in values)
+    raise ValueError(f"the app's reply has no record with the arrays {', '.join(task.names)}")
+
+
+def metric_vector(reply: Any, name: str) -> bytes:
+    """The number of that name in a reply, as float32. ValueError: there is none."""
+    import numpy as np
+
+    for record in reply.content.metric_records.values():
+        if isinstance(record.get(name), int | float):
+            return np.float32(record[name]).tobytes()
+    raise ValueError(f"the app's reply has no number {name}")
+
+
+def seed_anew() -> None:
+    """Gives each block draws of its own: the generators were copied from the process that forked."""
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed()
+    torch.seed()

@@ -1,0 +1,124 @@
+"""What leaves a site: the noised sum of its blocks' clipped updates, paid for before a block starts.
+
+The guarantee (sample and aggregate: Nissim, Raskhodnikova and Smith 2007; GUPT, Mohan et al. 2012). A patient is in one
+block, and stays out of all others. What an app makes of that block is anything within the ball of radius C, with the
+patient or without: the sum moves by at most 2C. Not by C: the block does not vanish with the patient. So the noise is
+for 2C, and a round is charged as PoissonSampled(q, Gaussian(z)), also where the app keeps a state in each block. (Given
+what was released before and the coins of the other blocks, a round is the mixture (1 - q) N(0) + q N(u) against
+(1 - q) N(0) + q N(u') with |u - u'| <= 2C, and the divergence is jointly convex.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from discreet.flower.array_layout import ArrayLayout, layout_of
+from discreet.guard.guard_policy import GuardPolicy, MetricSettings, Terms
+from discreet.node.account import Refused
+from discreet.privacy.clipping import ClippedSum
+from discreet.privacy.grid import Grid, grid_for
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.randomness import RandomSource
+from discreet.protocol import messages
+from discreet.protocol.messages import MalformedMessage
+from discreet.settings.rules import ConfigError
+
+MOVES = 2  # clip norms by which one unit moves the sum: its block changes, and stays
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class BlockSum:
+    """The sum of vectors, one from each block, on the grid; how many blocks ran, and how many of them gave none."""
+
+    total: Tensor
+    drawn: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class BlockRelease:
+    """The mechanism of one round: clip each block's vector (size,), add them up, noise, divide by q times the blocks.
+
+    Guarantee: add, remove or change one unit of one block; the event is `Terms.event(q)`.
+
+    Attributes:
+      size: of a block's vector.
+      terms: clip norm and noise multiplier.
+      q: the probability with which a block is drawn.
+      blocks: how many there are, a public number.
+    """
+
+    size: int
+    terms: Terms
+    q: float
+    blocks: int
+
+    def add_up(self, vectors: Iterable[Vector | None]) -> BlockSum:
+        """The sum without noise. A block that failed is None and counts as zero, as does one that is not finite."""
+        clip_norm = self.terms.clip_norm
+        summed = ClippedSum(self.size, clip_norm, grid=self._grid)
+        drawn = failed = 0
+        for vector in vectors:
+            drawn += 1
+            if vector is None:
+                failed += 1
+                continue
+            summed.add(torch.from_numpy(vector).unsqueeze(0))
+        return BlockSum(summed.values, drawn, failed)
+
+    def mean(self, summed: BlockSum, source: RandomSource) -> Tensor:
+        """The noised mean (size,), float64: the noise is for 2C, whichever blocks ran, failed or were empty."""
+        gaussian = Gaussian(self.terms.noise_multiplier)
+        sensitivity = MOVES * self.terms.clip_norm
+        noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self._grid, source=source)
+        return self._grid.to_float(noised, torch.float64) / (self.q * self.blocks)
+
+    @property
+    def _grid(self) -> Grid:
+        stddev = self.terms.noise_multiplier * MOVES * self.terms.clip_norm
+        return grid_for(self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev)
+
+
+def drawn_blocks(policy: GuardPolicy, source: RandomSource) -> list[int]:
+    """The blocks of a round: each with probability q, by coins that nobody learns."""
+    coins = source.uniform(policy.blocks.count)
+    return [number for number, coin in enumerate(coins.tolist()) if coin < policy.q]
+
+
+def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: Terms) -> ArrayLayout:
+    """The layout of the arrays that a server sent. Refused: they are too large, can't be read, or hold something that
+    is not finite, or statistics of BatchNorm that are not frozen."""
+    most = policy.limits.model_values
+    try:
+        values = 0
+        for name, array in arrays.items():
+            shape, *_ = messages.header_of(array, name)
+            values += int(np.prod(shape, dtype=object))
+            if values > most:
+                raise Refused(f"this site's guard takes arrays of up to {most} values")
+        return layout_of(arrays, frozen=terms.frozen)
+    except (MalformedMessage, ConfigError) as error:
+        raise Refused(f"this site's guard can't train these arrays: {error}") from error
+
+
+def of_metric(metric: MetricSettings, value: float) -> Vector | None:
+    """A block's number as a vector of norm at most 1: -1 at the low end of its range, 1 at the high end."""
+    if not np.isfinite(value):
+        return None
+    half = (metric.high - metric.low) / 2
+    middle = metric.low + half
+    return np.array([np.clip((value - middle) / half, -1, 1)], np.float32)
+
+
+def metric_of(metric: MetricSettings, mean: float) -> float:
+    """The number that a noised mean of `of_metric` stands for, within its range."""
+    half = (metric.high - metric.low) / 2
+    return float(np.clip(metric.low + half + half * mean, metric.low, metric.high))

@@ -1,0 +1,259 @@
+"""The walls around one block, which its process puts up itself before it loads any code of the app.
+
+With bubblewrap a block has user, mount, process, IPC, network and host name spaces of its own, in the spaces of the
+sandbox: files that it may write are in memory and end with it. In a container that forbids namespaces Landlock takes
+their place: files, TCP, signals and abstract sockets. In both a seccomp filter denies what no training needs, and the
+rights to get any of it back are given up for good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+NEWNS, NEWUTS, NEWIPC = 0x20000, 0x4000000, 0x8000000
+NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
+NOSUID, NODEV, NOEXEC, READ_ONLY, RECURSIVE, PRIVATE = 2, 4, 8, 1, 0x4000, 0x40000
+NO_NEW_PRIVILEGES, SECCOMP, DUMPABLE, DROP_BOUNDING = 38, 22, 4, 24
+SUBREAPER = 36
+CAPABILITIES = 64
+MEMORY = 1 << 20
+BIND = 0x1000
+WRITABLE, SHARED_MEMORY = "/tmp", "/dev/shm"
+LANDLOCK_NEEDS = 6  # the version of Landlock that keeps signals and abstract sockets in
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class BlockLimits:
+    """What a block may use, in megabytes, processes and seconds."""
+
+    memory_mb: int
+    disk_mb: int
+    processes: int
+    seconds: float
+
+
+class EnclosureError(OSError):
+    """A wall can't be put up. No app runs then."""
+
+
+def call(name: str, *arguments: object) -> int:
+    """Calls a function of the C library. EnclosureError: it failed."""
+    result = int(getattr(libc, name)(*arguments))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise EnclosureError(error, f"{name}: {os.strerror(error)}")
+    return result
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """Mounts a file system, or changes how one is mounted."""
+    kind_bytes = None if kind is None else kind.encode()
+    flagged = ctypes.c_ulong(flags)
+    call("mount", source.encode(), target.encode(), kind_bytes, flagged, data.encode())
+
+
+def new_spaces() -> None:
+    """Moves this process into namespaces of its own; its next child is the first process of the new process space."""
+    user, group = os.getuid(), os.getgid()
+    call("unshare", NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def enclose_in_spaces(limits: BlockLimits) -> None:
+    """In the first process of new spaces: files in memory alone, processes of its own alone, no capability."""
+    mount("none", "/", None, RECURSIVE | PRIVATE)
+    size = f"size={limits.disk_mb}m,mode=0700"
+    mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, size)
+    memory = Path(WRITABLE, "shm")
+    memory.mkdir()
+    mount(str(memory), SHARED_MEMORY, None, BIND)
+    mount("tmpfs", "/dev/pts", "tmpfs", NOSUID | NODEV | READ_ONLY)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
+    call("sethostname", b"block", 5)
+    _give_up_capabilities()
+    _limit(limits, limits.processes)
+    filter_calls(DENIED, sockets=(AF_UNIX,))
+
+
+def enclose_by_landlock(limits: BlockLimits, readable: Sequence[str], scratch: str) -> None:
+    """Without namespaces: what is in `readable` can be read, `scratch` can be written, and nothing else opened."""
+    _limit(limits, limits.processes + _tasks_of_this_user())
+    _restrict(readable, scratch)
+    call("prctl", DUMPABLE, 0, 0, 0, 0)
+    filter_calls((*DENIED, *DENIED_WITHOUT_SPACES), sockets=(), feigned=FEIGNED_WITHOUT_SPACES)
+
+
+def _give_up_capabilities() -> None:
+    call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    for capability in range(CAPABILITIES):
+        libc.prctl(DROP_BOUNDING, capability, 0, 0, 0)  # EINVAL above the last one
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    call("capset", header, (ctypes.c_uint32 * 6)())
+    call("prctl", DUMPABLE, 0, 0, 0, 0)
+
+
+def _limit(limits: BlockLimits, processes: int) -> None:
+    seconds = int(limits.seconds * limits.processes) + 1
+    bounds = {
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_FSIZE: limits.disk_mb * MEMORY,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_MEMLOCK: MEMORY,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for what, most in bounds.items():
+        _, hard = resource.getrlimit(what)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (least, least))
+
+
+def _tasks_of_this_user() -> int:
+    user, count = os.getuid(), 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has ended in the meantime
+                count += len(os.listdir(f"/proc/{entry.name}/task")) * (entry.stat().st_uid == user)
+    return count
+
+
+# Landlock: include/uapi/linux/landlock.h. Rights of files, of which a file that is no folder has some.
+_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
+_EXECUTE, _READ_FILE, _READ_FOLDER = 1 << 0, 1 << 2, 1 << 3
+_READ = _EXECUTE | _READ_FILE | _READ_FOLDER
+_ALL_RIGHTS = (1 << 16) - 1
+_OF_FILES = _EXECUTE | (1 << 1) | _READ_FILE | (1 << 14) | (1 << 15)
+_TCP, _SCOPED = 3, 3
+
+
+def landlock_version() -> int:
+    """The version of Landlock that the kernel has; 0 if it has none."""
+    return max(0, int(libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), 1)))
+
+
+def check_landlock(readable: Sequence[str]) -> None:
+    """Raises EnclosureError unless Landlock can hold a block here: the kernel has it, and the file systems that blocks
+    read from note no times of access, by which one block could write to another."""
+    version = landlock_version()
+    if version < LANDLOCK_NEEDS:
+        raise EnclosureError(f"the kernel has Landlock {version}, and {LANDLOCK_NEEDS} is needed (Linux 6.12)")
+    for path in readable:
+        flags = os.statvfs(path).f_flag
+        if not flags & (os.ST_RDONLY | os.ST_NOATIME):
+            raise EnclosureError(f"{path} must be mounted read-only, or with noatime, for enclosure landlock")
+
+
+def _restrict(readable: Sequence[str], scratch: str) -> None:
+    call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    attributes = struct.pack("QQQ", _ALL_RIGHTS, _TCP, _SCOPED)
+    ruleset = call("syscall", ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(24), 0)
+    rules = [(path, _READ) for path in (*readable, "/dev/urandom")]
+    rules += [(path, _ALL_RIGHTS) for path in (scratch, "/dev/null")]
+    for path, rights in rules:
+        folder = os.open(path, os.O_PATH)
+        allowed = rights if os.path.isdir(path) else rights & _OF_FILES
+        rule = struct.pack("=Qi", allowed, folder)
+        call("syscall", ctypes.c_long(_ADD_RULE), ctypes.c_int(ruleset), 1, rule, 0)
+        os.close(folder)
+    call("syscall", ctypes.c_long(_RESTRICT), ctypes.c_int(ruleset), 0)
+    os.close(ruleset)
+
+
+# seccomp: numbers of system calls of x86-64, and instructions of the classic packet filter.
+MACHINE, _ARCHITECTURE, _OTHER_ABI = "x86_64", 0xC000003E, 0x40000000
+_SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _PRLIMIT = 41, 53, 56, 435, 302
+AF_UNIX, _STREAM = 1, 1
+_NO_PERMISSION, _NO_SUCH_CALL = 0x50001, 0x50026
+_ALLOW, _KILL, _FEIGN = 0x7FFF0000, 0x80000000, 0x50000
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_AT, _SECOND_AT = 0, 4, 16, 24
+# Namespaces and mounts, tracing, other processes' memory, keys, BPF, performance counters, io_uring, handles of files,
+# modules, clocks, and userfaultfd.
+DENIED = (
+    *(101, 103, 105, 106, 113, 114, 116, 117, 119, 122, 123, 155, 161, 163, 164, 165, 166, 167, 168),
+    *(169, 170, 171, 172, 173, 175, 176, 179, 227, 246, 248, 249, 250, 256, 272, 279, 298, 300, 303),
+    *(304, 305, 308, 310, 311, 312, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433),
+    *(438, 440, 442, 448),
+)
+# What a name space would keep apart: connections, System V and POSIX queues and memory.
+DENIED_WITHOUT_SPACES = (42, 49, 50, 29, 30, 31, 64, 65, 66, 67, 68, 69, 70, 71, 220, 240, 241, 242, 243)
+# What changes the mode, owner, times or attributes of a file, or the priority or processors of another process:
+# Landlock covers none of it, and one block could write so to the next. It does nothing, and says that it did.
+FEIGNED_WITHOUT_SPACES = (
+    *(90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452, 463, 466),
+    *(141, 142, 144, 203, 251, 314),
+)
+_Instruction = tuple[int, int, int, int]
+
+
+def filter_calls(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()) -> None:
+    """Has the kernel deny system calls of this process and its children for good, and do nothing for those `feigned`.
+    Sockets are of the families in `sockets`. EnclosureError: this is no x86-64, or the kernel takes no filter."""
+    if platform.machine() != MACHINE:
+        raise EnclosureError(f"the filter of system calls knows {MACHINE} alone, not {platform.machine()}")
+    program = _program(denied, sockets=sockets, feigned=feigned)
+    code = b"".join(struct.pack("HBBI", *each) for each in program)
+    buffer = ctypes.create_string_buffer(code)
+    header = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(buffer))
+    call("prctl", SECCOMP, 2, ctypes.c_char_p(header), 0, 0)
+
+
+def _program(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int]) -> list[_Instruction]:
+    start: list[_Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_EQUAL, 1, 0, _ARCHITECTURE),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_AT_LEAST, 0, 1, _OTHER_ABI),
+        (_RETURN, 0, 0, _KILL),
+    ]
+    each = [_answer(number, _NO_PERMISSION) for number in denied]
+    each += [_answer(number, _FEIGN) for number in feigned]
+    each += [_answer(_CLONE3, _NO_SUCH_CALL)]  # its flags can't be looked at: clone is tried instead
+    spaces = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
+    new_spaces = [
+        (_EQUAL, 0, 4, _CLONE),
+        (_LOAD, 0, 0, _FIRST_AT),
+        (_ANY_BIT, 0, 1, spaces),
+        (_RETURN, 0, 0, _NO_PERMISSION),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    own_limits = _only(_PRLIMIT, _FIRST_AT, (0,))  # of no other process, which would hand them on
+    parts = [*each, _only(_SOCKET, _FIRST_AT, sockets), own_limits, _pairs(), new_spaces]
+    parts.append([(_RETURN, 0, 0, _ALLOW)])
+    return start + [instruction for part in parts for instruction in part]
+
+
+def _answer(number: int, answer: int) -> list[_Instruction]:
+    return [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+
+
+def _only(number: int, argument_at: int, values: Sequence[int]) -> list[_Instruction]:
+    """A call whose argument is one of the values, and no other."""
+    allowed = [instruction for value in values for instruction in _answer(value, _ALLOW)]
+    inside = [(_LOAD, 0, 0, argument_at), *allowed, (_RETURN, 0, 0, _NO_PERMISSION)]
+    return [(_EQUAL, 0, len(inside), number), *inside]
+
+
+def _pairs() -> list[_Instruction]:
+    """A pair of connected sockets: as streams, which can't be sent elsewhere by an address."""
+    inside = [
+        (_LOAD, 0, 0, _SECOND_AT),
+        (_MASK, 0, 0, 0xF),
+        *_answer(_STREAM, _ALLOW),
+        (_RETURN, 0, 0, _NO_PERMISSION),
+    ]
+    return [(_EQUAL, 0, len(inside), _SOCKETPAIR), *inside]

@@ -1,0 +1,263 @@
+"""`guard.toml`: what a site's operator lets a guard release, and how the app is held.
+
+    ledger = "ledger.db"            # this guard's own account, made by `discreet ledger create`
+    apps = ["SHA-256 of a bundle"]  # or any = true: the app is not read
+    unit = "patient"                # or "site": all data of the site, with one block
+    max-epsilon = 4.0               # of all runs together
+    max-delta = 1e-5
+    min-noise-multiplier = 1.0      # of 2C, the most that one unit moves a sum of clipped updates
+    clip-norm = 1.0                 # C, where a run names none (guard-clip-norm)
+    q = 1.0                         # with this probability the guard draws each block, each round
+    block-seconds = 20              # what a block may take
+    at-once = 1                     # blocks that run side by side
+    reply-seconds = 0               # the least time until a reply; blocks need more often
+    enclosure = "bubblewrap"        # or "landlock", where a container forbids namespaces
+    evaluate = "refuse"             # or the table [metric]
+    mock = "mock"                   # public rows, for `discreet site try`
+
+    [blocks]
+    folder = "site"                 # made by `discreet site split`
+    id = "patient"
+    count = 100
+
+    [metric]                        # what an app's evaluation may say: one number, in a public range
+    name = "accuracy"
+    low = 0
+    high = 1
+    noise-multiplier = 10
+
+    [limits]
+    memory-mb = 4096                # of a block, with all its processes
+    disk-mb = 512                   # of its temporary folder
+    processes = 64
+    model-values = 20_000_000       # of the arrays that a server may send
+
+Paths are relative to the folder of the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from discreet.accounting.events import PLD, poisson_round_event
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.node.account import Refused
+from discreet.settings.rules import (
+    ConfigError,
+    Count,
+    Finite,
+    OpenShare,
+    Positive,
+    Probability,
+    Rule,
+    one_of,
+    require,
+    section,
+)
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+PATIENT, SITE = "patient", "site"
+BUBBLEWRAP, LANDLOCK = "bubblewrap", "landlock"
+REFUSE, METRIC = "refuse", "metric"
+CLIP_NORM, NOISE, FROZEN = "guard-clip-norm", "guard-noise-multiplier", "guard-frozen"
+HEX = frozenset("0123456789abcdef")
+Digests = Annotated[
+    tuple[str, ...],
+    Rule(
+        "a list of SHA-256 digests of bundles",
+        lambda given: all(len(each) == 64 and HEX.issuperset(each) for each in given),
+    ),
+]
+Seconds = Annotated[float, Rule("at least 0", lambda value: value >= 0)]
+PublicConfig = Mapping[str, object]
+ENDING_SECONDS = 0.25  # of a slot, after the block's own time
+
+
+def _hyphened(prefix: str, *names: str) -> dict[str, str]:
+    """The keys of fields whose names have several words."""
+    return {name: prefix + name.replace("_", "-") for name in names}
+
+
+@section("blocks.")
+class BlockSettings:
+    """The folder that `discreet site split` made, and what it was made with."""
+
+    folder: str
+    id: str = ""
+    count: Count = 1
+
+
+@section("metric.", **_hyphened("metric.", "noise_multiplier"))
+class MetricSettings:
+    """The one number of an app's evaluation that leaves, as its noised mean over the blocks."""
+
+    name: str
+    low: Finite
+    high: Finite
+    noise_multiplier: Positive
+
+    def __post_init__(self) -> None:
+        require(self.low < self.high, "metric.high", f"above metric.low = {self.low:g}", self.high)
+
+
+@section("limits.", **_hyphened("limits.", "memory_mb", "disk_mb", "model_values"))
+class Limits:
+    """What a block may use."""
+
+    memory_mb: Count = 4096
+    disk_mb: Count = 512
+    processes: Count = 64
+    model_values: Count = 20_000_000
+
+
+@section(
+    "",
+    **_hyphened("", "max_epsilon", "max_delta", "min_noise_multiplier", "clip_norm"),
+    **_hyphened("", "block_seconds", "at_once", "reply_seconds"),
+)
+class GuardPolicy:
+    """The settings of `guard.toml`; what each means is in the head of this module."""
+
+    ledger: str
+    blocks: BlockSettings
+    max_epsilon: Positive
+    max_delta: OpenShare
+    min_noise_multiplier: Positive
+    block_seconds: Positive
+    apps: Digests = ()
+    any: bool = False
+    unit: Annotated[str, one_of(PATIENT, SITE)] = PATIENT
+    clip_norm: Positive = 1.0
+    q: Probability = 1.0
+    at_once: Count = 1
+    reply_seconds: Seconds = 0.0
+    enclosure: Annotated[str, one_of(BUBBLEWRAP, LANDLOCK)] = BUBBLEWRAP
+    evaluate: Annotated[str, one_of(REFUSE, METRIC)] = REFUSE
+    metric: MetricSettings | None = None
+    limits: Limits = Limits()
+    mock: str | None = None
+
+    def __post_init__(self) -> None:
+        both = "a list of digests, or else any = true, and not both"
+        require(bool(self.apps) != self.any, "apps", both, list(self.apps))
+        with_table = 'a table with evaluate = "metric", and left out without it'
+        require((self.metric is not None) == (self.evaluate == METRIC), "metric", with_table, self.metric)
+        if self.unit == SITE:
+            require(self.blocks.count == 1, "blocks.count", '1 with unit = "site"', self.blocks.count)
+            return
+        require(self.blocks.count > 1, "blocks.count", 'above 1 with unit = "patient"', self.blocks.count)
+        require(bool(self.blocks.id), "blocks.id", "the name of the patients' column", "''")
+
+    @property
+    def round_seconds(self) -> float:
+        """The time from a message to its reply, whatever happens in between."""
+        slots = -(-self.blocks.count // self.at_once)
+        return max(self.reply_seconds, slots * self.slot_seconds)
+
+    @property
+    def slot_seconds(self) -> float:
+        """The time from one block's start to that of the next in its place: a block is ended before."""
+        return self.block_seconds + ENDING_SECONDS
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run asks of a guard: any value is safe, as the noise follows it.
+
+    Attributes:
+      clip_norm: C, of one block's update.
+      noise_multiplier: of 2C.
+      frozen: patterns of arrays that keep the server's values.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    frozen: tuple[str, ...] = ()
+
+    def event(self, q: float) -> DpEvent:
+        """The event of one round."""
+        return poisson_round_event(q, noise_multiplier=self.noise_multiplier)
+
+
+def read_guard(path: Path) -> GuardPolicy:
+    """The policy of a `guard.toml`, with absolute paths. ConfigError: what is wrong with it, in one line."""
+    try:
+        given = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+    settings = _underscored(given)
+    sections = {"blocks": BlockSettings, "metric": MetricSettings, "limits": Limits}
+    try:
+        for name, kind in sections.items():
+            if name in settings:
+                settings[name] = kind(**_table(settings[name], name))
+        policy = GuardPolicy(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return _with_paths(policy, path.parent.resolve())
+
+
+def _table(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a table")
+    return value
+
+
+def _underscored(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings by the names of the fields; lists as tuples."""
+    found = {}
+    for key, value in given.items():
+        if isinstance(value, dict):
+            value = _underscored(value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        found[key.replace("-", "_")] = value
+    return found
+
+
+def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
+    blocks = replace(policy.blocks, folder=str(folder / policy.blocks.folder))
+    mock = None if policy.mock is None else str(folder / policy.mock)
+    return replace(policy, ledger=str(folder / policy.ledger), blocks=blocks, mock=mock)
+
+
+def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:
+    """What a run's configuration asks of the guard. Refused: less noise than the policy wants, or no numbers."""
+    clip_norm = _number(config, CLIP_NORM, policy.clip_norm)
+    noise = _number(config, NOISE, policy.min_noise_multiplier)
+    if noise < policy.min_noise_multiplier:
+        least = f"at least {policy.min_noise_multiplier:g}"
+        raise Refused(f"this site's guard wants a {NOISE} of {least}; the run has {noise:g}")
+    patterns = tuple(str(config.get(FROZEN, "")).split())
+    return Terms(clip_norm, noise, patterns)
+
+
+def _number(config: PublicConfig, key: str, default: float) -> float:
+    value = config.get(key, default)
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 1e-6 <= value <= 1e6
+    if not fits:
+        raise Refused(f"{key} must be a number within [1e-6, 1e6] (got {value!r})")
+    return float(value)  # type: ignore[arg-type]
+
+
+def check_app(policy: GuardPolicy, digest: str) -> None:
+    """Refuses a bundle that the operator has not approved."""
+    if not policy.any and digest not in policy.apps:
+        raise Refused(f"this site's guard has not approved the bundle with the digest {digest}")
+
+
+def check_budget(policy: GuardPolicy, spent: PrivacyLedger) -> None:
+    """Refuses if `spent`, with the round that is asked for, passes the operator's budget."""
+    if passes(spent, policy.max_epsilon, delta=policy.max_delta, accountant=PLD):
+        reached = epsilon_of(spent, policy.max_delta, PLD)
+        of = f"epsilon {reached:.4g} of {policy.max_epsilon:g} at delta {policy.max_delta:g}"
+        raise Refused(f"the budget of this site's guard is spent: this round would reach {of}")

@@ -1,0 +1,277 @@
+"""A site's patients in blocks: each patient in one, by a keyed hash of the patient's id alone.
+
+Who is in a block depends on nobody else. So a patient who is added, removed or changed changes one block, and nothing
+in the others: no count of all rows, no list of all categories, no date of a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import hmac
+import io
+import json
+import os
+import secrets
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from discreet.data.description import DESCRIPTION, read_description
+from discreet.data.folder import open_table
+from discreet.data.targets import FolderError
+from discreet.settings.rules import ConfigError
+
+KEY, SPLIT, BLOCKS = "key", "split.json", "blocks"
+FOLDERS = "folders"  # the id of data in which each patient is a folder
+KEY_BYTES = 32
+Files = dict[str, bytes]  # the files of a block by their names
+Cells = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split: the id's column, the number of blocks, and how many patients there were."""
+
+    id: str
+    count: int
+    patients: int
+
+
+@dataclass(frozen=True)
+class SiteBlocks:
+    """The blocks of a site on disk, in the order of their numbers."""
+
+    archives: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.archives)
+
+
+def block_of(patient: str, *, key: bytes, count: int) -> int:
+    """The number of a patient's block: HMAC-SHA-256 of the id, modulo the number of blocks."""
+    digest = hmac.new(key, patient.encode(), hashlib.sha256).digest()
+    return int.from_bytes(digest, "big") % count
+
+
+def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split:
+    """Splits a site's data into blocks, once, and writes key and blocks to `folder`, for its owner alone.
+
+    `data` is a table (csv, jsonl, parquet or npz), a folder with a data.toml that names one, or with `folders` as the
+    id a folder that holds a folder for each patient. Without an id, for one block, any folder or file.
+
+    Raises:
+      ConfigError: the data can't be split, or `folder` is there already: another key would be another split.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: a site is split once, and keeps its key")
+    key = secrets.token_bytes(KEY_BYTES)
+    try:
+        patients, files_of = _read(data, id_column)
+    except FolderError as error:
+        raise ConfigError(str(error)) from error
+
+    members: list[list[int]] = [[] for _ in range(count)]
+    for place, patient in enumerate(patients):
+        members[block_of(patient, key=key, count=count)].append(place)
+
+    split = Split(id_column, count, len(set(patients)))
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / BLOCKS).mkdir(mode=0o700)
+    _write(folder / KEY, key)
+    for number, places in enumerate(members):
+        _write(folder / BLOCKS / f"{number:05d}.tar", archive_of(files_of(places)))
+    _write(folder / SPLIT, json.dumps(asdict(split)).encode())
+    return split
+
+
+def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
+    """The blocks that `split_site` made. ConfigError: it made others, some are missing, or others can read them."""
+    try:
+        split = Split(**json.loads((folder / SPLIT).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder} holds no split: make it by `discreet site split`") from error
+    if (split.id, split.count) != (id_column, count):
+        made = f"id {split.id!r} into {split.count} blocks"
+        raise ConfigError(f"{folder} was split by {made}, and not by {id_column!r} into {count}")
+    for path in (folder, folder / KEY, folder / BLOCKS):
+        check_private(path)
+    archives = tuple(folder / BLOCKS / f"{number:05d}.tar" for number in range(count))
+    missing = [path.name for path in archives if not path.is_file()]
+    if missing:
+        raise ConfigError(f"{folder} lacks the block {missing[0]}")
+    return SiteBlocks(archives)
+
+
+def check_private(path: Path) -> None:
+    """Raises ConfigError unless a path belongs to this user, and nobody else may read it."""
+    status = path.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(f"{path} must belong to this user, and be closed to all others (chmod go= {path})")
+
+
+def archive_of(files: Mapping[str, bytes]) -> bytes:
+    """A tar archive of files, the same for the same files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in sorted(files):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(files[name])
+            archive.addfile(entry, io.BytesIO(files[name]))
+    return buffer.getvalue()
+
+
+def mock_archive(folder: Path) -> bytes:
+    """The archive of a folder of public rows, as one block."""
+    return archive_of(dict(_files_below(folder, folder)))
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+_Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
+
+
+def _read(data: Path, id_column: str) -> _Blocks:
+    """The patient of each row or folder, and the files of a block that has the rows or folders of given places."""
+    if not id_column:
+        return _whole(data)
+    if id_column == FOLDERS:
+        return _folders(data)
+    if data.is_file():
+        return _table(data, id_column)
+    description = read_description(data)
+    if description.test is not None:
+        raise FolderError(f"{data / DESCRIPTION} names a test set, which every block would hold: take it out")
+    patients, files_of = _table(data / description.file, id_column)
+    beside = {DESCRIPTION: (data / DESCRIPTION).read_bytes()}
+    return patients, lambda places: files_of(places) | beside
+
+
+def _whole(data: Path) -> _Blocks:
+    """All data as one unit: the site."""
+    root = data if data.is_dir() else data.parent
+    files = dict(_files_below(data, root)) if data.is_dir() else {data.name: data.read_bytes()}
+    return ["site"], lambda places: files if places else {}
+
+
+def _folders(data: Path) -> _Blocks:
+    folders = sorted(data.iterdir())
+    for path in folders:
+        if path.is_symlink() or not path.is_dir():
+            raise FolderError(f"{path} is no folder of a patient")
+
+    def files_of(places: Sequence[int]) -> Files:
+        return dict(each for place in places for each in _files_below(folders[place], data))
+
+    return [path.name for path in folders], files_of
+
+
+def _files_below(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise FolderError(f"{path} is a link: a block holds files alone")
+        if path.is_file():
+            yield str(path.relative_to(root)), path.read_bytes()
+
+
+def _table(path: Path, id_column: str) -> _Blocks:
+    readers = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "npz": _npz}
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in readers:
+        raise FolderError(f"{path}: a table of patients ends in .csv, .jsonl, .parquet or .npz")
+    cells, content_of = readers[kind](path, id_column)
+    patients = [_patient(cell, path, row) for row, cell in enumerate(cells)]
+    return patients, lambda places: {path.name: content_of(places)}
+
+
+def _patient(cell: object, path: Path, row: int) -> str:
+    if isinstance(cell, bool | float) or not str(cell if cell is not None else "").strip():
+        raise FolderError(f"{path}, row {row}: the patient's id must be a text or a whole number, and be there")
+    return str(cell).strip()
+
+
+_Rows = tuple[Sequence[object], Callable[[Sequence[int]], bytes]]
+
+
+def _csv(path: Path, id_column: str) -> _Rows:
+    with path.open(newline="") as file:
+        header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    if header.count(id_column) != 1:
+        raise FolderError(f"{path} must have one column {id_column}")
+    uneven = [row for row in rows if len(row) != len(header)]
+    if uneven:
+        raise FolderError(f"{path}: {len(uneven)} rows have not as many cells as the header")
+
+    def content_of(places: Sequence[int]) -> bytes:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows[place] for place in places)
+        return text.getvalue().encode()
+
+    where = header.index(id_column)
+    return [row[where] for row in rows], content_of
+
+
+def _jsonl(path: Path, id_column: str) -> _Rows:
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    cells = []
+    for row, line in enumerate(lines):
+        found = None
+        with suppress(ValueError):
+            found = json.loads(line)
+        if not isinstance(found, dict):
+            raise FolderError(f"{path}, row {row} is no JSON object")
+        cells.append(found.get(id_column))
+    return cells, lambda places: "".join(f"{lines[place]}\n" for place in places).encode()
+
+
+def _parquet(path: Path, id_column: str) -> _Rows:
+    columns = open_table(path, "parquet")
+    if id_column not in columns:
+        raise FolderError(f"{path} has no column {id_column}")
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    # A dictionary lists what occurs in all rows, and metadata may count them.
+    plain = {
+        name: column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        for name, column in columns.items()
+    }
+    table = pa.table(plain)
+
+    def content_of(places: Sequence[int]) -> bytes:
+        sink = io.BytesIO()
+        parquet.write_table(table.take(list(places)), sink)
+        return sink.getvalue()
+
+    return table.column(id_column).to_pylist(), content_of
+
+
+def _npz(path: Path, id_column: str) -> _Rows:
+    arrays: dict[str, Cells] = open_table(path, "npz")
+    if id_column not in arrays or arrays[id_column].ndim != 1:
+        raise FolderError(f"{path} must have an array {id_column} with an id for each row")
+    rows = len(arrays[id_column])
+    for name, values in arrays.items():
+        if values.ndim < 1 or len(values) != rows:
+            raise FolderError(f"{path}: {name} must have {rows} rows, one for each id: it would be in every block")
+
+    def content_of(places: Sequence[int]) -> bytes:
+        sink = io.BytesIO()
+        taken = {name: values[np.asarray(places, np.int64)] for name, values in arrays.items()}
+        np.savez(sink, allow_pickle=False, **taken)
+        return sink.getvalue()
+
+    return arrays[id_column].tolist(), content_of

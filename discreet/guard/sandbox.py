@@ -1,0 +1,228 @@
+"""The sandbox as the guard sees it: it runs an app once for each block, and gives back one vector or nothing.
+
+Nothing of what a block does moves another block, or the time of the reply: each starts at a moment that was fixed
+before, is over before its place is taken by the next, and what it prints and keeps is stored after the last one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from discreet.guard.block_app import BlockTask
+from discreet.guard.block_release import Vector
+from discreet.guard.guard_policy import LANDLOCK, GuardPolicy
+from discreet.guard.zygote import SPACES
+from discreet.settings.places import PACKAGE
+from discreet.settings.rules import ConfigError
+
+START_SECONDS = 120.0
+END_SECONDS = 30.0
+MOST_STATE = 1 << 24  # bytes of a block's state
+MOST_STATES = 1 << 29  # of all blocks' together
+MOST_LOG = 1 << 16  # bytes of what a block prints: the rest is read and dropped
+PIECE = 1 << 20
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "FLWR_HOME": "/tmp/flwr",
+    "USER": "block",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "LANG": "C.UTF-8",
+}
+
+
+class SandboxError(RuntimeError):
+    """The sandbox can't be started, or has ended: nothing is released."""
+
+
+@dataclass(frozen=True)
+class BlockInput:
+    """One block's part of a round: its number, an open file with its archive, and the state that it has kept."""
+
+    number: int
+    archive: int
+    state: bytes
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """What came of a block: its vector (size,) and its state, or None if it failed; what it printed."""
+
+    number: int
+    vector: Vector | None
+    state: bytes
+    log: bytes
+
+
+@dataclass
+class _Running:
+    """A block that runs: the guard's ends of its pipes, and what came through them."""
+
+    number: int
+    out: int
+    log: int
+    done: int
+    said: bytearray = field(default_factory=bytearray)
+    logged: bytearray = field(default_factory=bytearray)
+
+
+class Sandbox:
+    """A process in bubblewrap, or one that Landlock will hold block by block, of which blocks are forked."""
+
+    def __init__(self, policy: GuardPolicy) -> None:
+        """Starts it, and waits until it has imported Flower and PyTorch. SandboxError: it can't be started."""
+        if os.geteuid() == 0:
+            raise ConfigError("the guard does not run as root: limits do not bind root. Start it as another user")
+        self.policy = policy
+        self.control, theirs = socket.socketpair()
+        command = sandbox_command(policy, theirs.fileno())
+        environment = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
+        with tempfile.TemporaryFile() as said:
+            try:
+                self.process = subprocess.Popen(
+                    command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                    stdout=said, stderr=said,
+                )  # fmt: skip
+            except OSError as error:
+                raise SandboxError(f"{command[0]} can't be started: {error.strerror}") from error
+            theirs.close()
+            self.control.settimeout(START_SECONDS)
+            if self.control.recv(1) != b"\1":
+                said.seek(0)
+                last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise SandboxError(f"the sandbox did not start: {' '.join(last)}")
+
+    def close(self) -> None:
+        """Ends the sandbox, and all that runs in it."""
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+
+    def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
+        """Runs a task on blocks, in their order, and yields what came of each. A slot is as long whatever a block does;
+        SandboxError: the sandbox has ended, or a block has not."""
+        shared = _sealed(task.packed())
+        side_by_side, seconds = self.policy.at_once, self.policy.slot_seconds
+        started, ending = time.monotonic(), []
+        try:
+            for slot, first in enumerate(range(0, len(blocks), side_by_side)):
+                _sleep_until(started + slot * seconds)
+                running = [self._start(shared, block) for block in blocks[first : first + side_by_side]]
+                ending += [each.done for each in running]
+                self._read(running, task, until=started + (slot + 1) * seconds)
+                for each in running:
+                    yield self._result(each, task)
+            _wait_for(ending)
+        finally:
+            for descriptor in (shared, *ending):
+                os.close(descriptor)
+
+    def _start(self, task: int, block: BlockInput) -> _Running:
+        state = _sealed(block.state)
+        (out, out_end), (log, log_end), (done, done_end) = os.pipe(), os.pipe(), os.pipe()
+        given = [task, block.archive, state, out_end, log_end, done_end]
+        try:
+            socket.send_fds(self.control, [b"b"], given)
+        except OSError as error:
+            raise SandboxError("the sandbox has ended") from error
+        finally:
+            for descriptor in given[2:]:
+                os.close(descriptor)
+        return _Running(block.number, out, log, done)
+
+    def _read(self, running: Sequence[_Running], task: BlockTask, *, until: float) -> None:
+        """Reads the pipes of blocks until all have ended, or the slot is over."""
+        most = 4 * task.size + self.most_state + 1
+        open_pipes = {each.out: (each.said, most) for each in running}
+        open_pipes |= {each.log: (each.logged, MOST_LOG) for each in running}
+        while open_pipes and (left := until - time.monotonic()) > 0:
+            ready, _, _ = select.select(list(open_pipes), [], [], left)
+            for pipe in ready:
+                kept, room = open_pipes[pipe]
+                piece = os.read(pipe, PIECE)
+                kept += piece[: max(0, room - len(kept))]
+                if not piece:
+                    del open_pipes[pipe]
+        for each in running:
+            os.close(each.out)
+            os.close(each.log)
+
+    @property
+    def most_state(self) -> int:
+        """The bytes that a block may keep, a public number."""
+        return min(MOST_STATE, MOST_STATES // self.policy.blocks.count)
+
+    def _result(self, block: _Running, task: BlockTask) -> BlockResult:
+        size, said, log = 4 * task.size, bytes(block.said), bytes(block.logged)
+        if not size <= len(said) <= size + self.most_state:
+            return BlockResult(block.number, None, b"", log)
+        vector = np.frombuffer(said[:size], np.float32)
+        return BlockResult(block.number, vector, said[size:], log)
+
+
+def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
+    """The command line of the sandbox."""
+    python = [sys.executable, "-m", "discreet.guard.zygote", str(control)]
+    readable = readable_places()
+    if policy.enclosure == LANDLOCK:
+        return [*python, *readable]
+    binds = [word for path in readable for word in ("--ro-bind", path, path)]
+    settings = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
+    environment = [word for name, value in settings.items() for word in ("--setenv", name, value)]
+    return [
+        *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *("--uid", "1000", "--gid", "1000", "--clearenv", *environment),
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--", *python, SPACES),
+    ]
+
+
+def readable_places() -> list[str]:
+    """What a block may read: the system's programs, Python, its packages and Discreet. Nothing of the site."""
+    own = [sys.base_prefix, sys.prefix, str(PACKAGE)]
+    return [path for path in dict.fromkeys((*SYSTEM, *own)) if os.path.exists(path)]
+
+
+def _sealed(content: bytes) -> int:
+    """A file in memory that nobody can write to any more."""
+    descriptor = os.memfd_create("block", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _wait_for(ending: Sequence[int]) -> None:
+    """Until the keepers of all blocks have ended; SandboxError: one has not."""
+    until = time.monotonic() + END_SECONDS
+    waiting = set(ending)
+    while waiting:
+        ready, _, _ = select.select(list(waiting), [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            raise SandboxError("a block could not be ended")
+        with suppress(BlockingIOError):
+            waiting -= {each for each in ready if not os.read(each, 1)}

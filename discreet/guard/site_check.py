@@ -1,0 +1,52 @@
+"""What a guard needs, looked at before it connects: policy, split, account, sandbox, memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from discreet.guard.enclosure import EnclosureError, check_landlock
+from discreet.guard.guard_policy import BUBBLEWRAP, LANDLOCK, GuardPolicy, read_guard
+from discreet.guard.patient_blocks import read_blocks
+from discreet.guard.sandbox import readable_places
+from discreet.guard.site_guard import guard_ledger, open_again
+from discreet.settings.rules import ConfigError
+
+MEMORY = 1 << 20
+
+
+def check_site(path: Path) -> GuardPolicy:
+    """The policy of a guard.toml that this machine and user can keep. ConfigError, LedgerError: they can't, and why."""
+    policy = read_guard(path)
+    for fault in faults_of(policy):
+        raise ConfigError(f"{path}: {fault}")
+    open_again(Path(policy.blocks.folder))
+    read_blocks(Path(policy.blocks.folder), id_column=policy.blocks.id, count=policy.blocks.count)
+    guard_ledger(policy)
+    return policy
+
+
+def faults_of(policy: GuardPolicy) -> Iterator[str]:
+    """What keeps this user from starting the sandbox on this machine, a sentence each."""
+    if sys.platform != "linux":
+        yield "a guard needs Linux"
+        return
+    if os.geteuid() == 0:
+        yield "the guard does not run as root: limits do not bind root. Start it as another user"
+    if policy.enclosure == BUBBLEWRAP and shutil.which("bwrap") is None:
+        yield 'enclosure = "bubblewrap" needs bwrap: apt-get install bubblewrap'
+    if policy.enclosure == LANDLOCK:
+        if policy.at_once > 1:
+            yield 'at-once must be 1 with enclosure = "landlock": blocks side by side could see each other\'s processes'
+        try:
+            check_landlock(readable_places())
+        except EnclosureError as error:
+            yield str(error)
+    limits = policy.limits
+    wanted = policy.at_once * (limits.memory_mb + limits.disk_mb)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY
+    if wanted > there:
+        yield f"at-once * (limits.memory-mb + limits.disk-mb) is {wanted} MB, and the machine has {there}"

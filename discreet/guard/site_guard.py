@@ -1,0 +1,313 @@
+"""The guard of a site: it answers a server's message with what its blocks release, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common.serde import context_to_proto, message_to_proto
+
+from discreet.accounting.events import PLD
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
+from discreet.flower.array_layout import ArrayLayout, only_arrays
+from discreet.guard.block_app import BlockTask
+from discreet.guard.block_release import (
+    BlockRelease,
+    BlockSum,
+    Vector,
+    drawn_blocks,
+    metric_of,
+    of_metric,
+    read_layout,
+)
+from discreet.guard.guard_policy import (
+    LANDLOCK,
+    GuardPolicy,
+    MetricSettings,
+    Terms,
+    check_app,
+    check_budget,
+    terms_of_run,
+)
+from discreet.guard.patient_blocks import SiteBlocks, read_blocks
+from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.node.account import Refused
+from discreet.privacy.randomness import secure_source
+from discreet.protocol.messages import MalformedMessage
+from discreet.settings.rules import ConfigError
+
+logger = logging.getLogger("discreet.guard")
+
+TRAIN, EVALUATE = "train", "evaluate"
+NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
+STATES, LOGS, JOURNAL = "states", "logs", "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class App:
+    """The bundle of a run, as Flower names it."""
+
+    run_id: int
+    fab_id: str
+    version: str
+    digest: str
+    bundle: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a message asks of the blocks: arrays to train, or a number to say of a model.
+
+    Attributes:
+      release: how what they give is released.
+      layout, key: of the arrays, and the record that they came in; None for a number.
+      metric: None for arrays.
+    """
+
+    release: BlockRelease
+    layout: ArrayLayout | None
+    key: str
+    metric: MetricSettings | None
+
+
+class SiteGuard:
+    """Holds a site's policy, blocks, account and sandbox, and answers one message after the other."""
+
+    def __init__(self, policy: GuardPolicy, *, sandbox: Sandbox | None = None) -> None:
+        """Reads what the policy names, and starts the sandbox. ConfigError, LedgerError: what is wrong with it."""
+        self.policy = policy
+        self.site = Path(policy.blocks.folder)
+        open_again(self.site)
+        self.blocks: SiteBlocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
+        self.ledger = guard_ledger(policy)
+        shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
+        self.sandbox = sandbox or Sandbox(policy)
+
+    def answer(self, message: Message, context: Context, app: App) -> RecordDict:
+        """The content of the reply. The round is on the ledger before a block starts, and if it is asked again, also
+        after a crash, it is charged again.
+
+        Raises:
+          Refused: the bundle, the message or the run is not allowed, or the budget is spent. It says why, in words that
+            no patient has part in. Nothing was charged.
+          LedgerError, SandboxError: something is wrong at the site.
+        """
+        try:
+            check_app(self.policy, app.digest)
+            work = self._work(message, context)
+            self._charge(_number(message), work.release.terms)
+        except Refused as refusal:
+            self._note(message, app, refused=str(refusal))
+            raise
+        summed = self._run(message, context, app, work=work)
+        mean = work.release.mean(summed, secure_source())
+        self._note(message, app, drawn=summed.drawn, failed=summed.failed, epsilon=self.epsilon)
+        metrics: dict[str, int | float] = {NUM_EXAMPLES: self.policy.blocks.count}
+        if work.metric is not None:
+            metrics[work.metric.name] = metric_of(work.metric, float(mean[0]))
+            return RecordDict({"metrics": MetricRecord(dict(metrics))})
+        assert work.layout is not None
+        sent = work.layout.vector(only_arrays(message.content, "the message"))
+        arrays = work.layout.record(sent.double().add_(mean).float())
+        return RecordDict({work.key: arrays, "metrics": MetricRecord(dict(metrics))})
+
+    @property
+    def epsilon(self) -> float:
+        """What one unit has spent, over all runs, at the policy's delta."""
+        return epsilon_of(self.ledger.total(), self.policy.max_delta, PLD)
+
+    def _work(self, message: Message, context: Context) -> Work:
+        """What a message asks for. Refused: it is none that a guard answers."""
+        terms = terms_of_run(self.policy, context.run_config)
+        kind = message.metadata.message_type.partition(".")[0]
+        metric = self.policy.metric if kind == EVALUATE else None
+        if kind != TRAIN and metric is None:
+            raise Refused(f"this site's guard answers no message of type {kind}")
+        try:
+            arrays = only_arrays(message.content, "the message")
+        except MalformedMessage as error:
+            raise Refused(str(error)) from error
+        layout = read_layout(arrays, self.policy, terms)
+        if metric is not None:
+            release = self._release(1, Terms(1.0, metric.noise_multiplier))
+            return Work(release, None, "", metric)
+        (key,) = (name for name, record in message.content.items() if isinstance(record, ArrayRecord))
+        if key.startswith("fitins."):
+            raise Refused("this site's guard answers apps of Flower's Message API, and no NumPyClient")
+        return Work(self._release(layout.num_params, terms), layout, key, None)
+
+    def _release(self, size: int, terms: Terms) -> BlockRelease:
+        return BlockRelease(size, terms, self.policy.q, self.policy.blocks.count)
+
+    def _charge(self, number: int, terms: Terms) -> None:
+        event = terms.event(self.policy.q)
+
+        def allowed(spent: PrivacyLedger) -> None:
+            check_budget(self.policy, spent.record(event))
+
+        self.ledger.charge([Charge(number, self.policy.unit, "", event)], allowed=allowed)
+
+    def _run(self, message: Message, context: Context, app: App, *, work: Work) -> BlockSum:
+        """The sum over the blocks that are drawn. Their states and logs are stored when the last one has ended."""
+        task = self._task(message, context, app, work=work)
+        drawn = drawn_blocks(self.policy, secure_source())
+        states = self.site / STATES / str(app.run_id)
+        results: list[BlockResult] = []
+        sent = _sent(work, message)
+        with opened(self.blocks, drawn, states) as inputs, closed(self.site, self.policy):
+            vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
+            summed = work.release.add_up(vectors)
+        _store(results, states, self.site / LOGS)
+        return summed
+
+    def _vectors(
+        self, task: BlockTask, inputs: Sequence[BlockInput], *, work: Work, sent: Vector,
+        results: list[BlockResult],
+    ) -> Iterator[Vector | None]:  # fmt: skip
+        for result in self.sandbox.run(task, inputs):
+            results.append(BlockResult(result.number, None, result.state, result.log))
+            if result.vector is None:
+                yield None
+            elif work.metric is not None:
+                yield of_metric(work.metric, float(result.vector[0]))
+            else:
+                yield result.vector - sent
+
+    def _task(self, message: Message, context: Context, app: App, *, work: Work) -> BlockTask:
+        plain = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config={},
+            state=RecordDict(),
+            run_config=context.run_config,
+            series_id=context.series_id,
+        )
+        learned = [] if work.layout is None else [part for part in work.layout.parts if part.learned]
+        return BlockTask(
+            app=(app.fab_id, app.version, app.digest),
+            bundle=app.bundle,
+            message=message_to_proto(message).SerializeToString(),
+            context=context_to_proto(plain).SerializeToString(),
+            run_id=context.run_id,
+            node_id=context.node_id,
+            names=tuple(part.name for part in learned),
+            sizes=tuple(part.size for part in learned),
+            metric="" if work.metric is None else work.metric.name,
+            limits=block_limits(self.policy),
+        )
+
+    def _note(self, message: Message, app: App, **what: object) -> None:
+        """Writes to the journal what a message came to, for the site's people alone, and logs it."""
+        row = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": app.run_id,
+            "app": f"{app.fab_id} {app.version} {app.digest}",
+            "round": _number(message),
+            "kind": message.metadata.message_type,
+            **what,
+        }
+        with (self.site / JOURNAL).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        told = ", ".join(f"{name} {value}" for name, value in what.items())
+        logger.info("run %d, round %d: %s", app.run_id, _number(message), told)
+
+
+def _number(message: Message) -> int:
+    """The number of a message's round; 0 if it has none."""
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() else 0
+
+
+def block_limits(policy: GuardPolicy) -> dict[str, float]:
+    """What a block is told of its limits: `enclosure.BlockLimits`."""
+    limits = policy.limits
+    return {
+        "memory_mb": limits.memory_mb,
+        "disk_mb": limits.disk_mb,
+        "processes": limits.processes,
+        "seconds": policy.block_seconds,
+    }
+
+
+def guard_ledger(policy: GuardPolicy) -> DurableLedger:
+    """The guard's account. LedgerError: it is missing, damaged or old; ConfigError: it has accounts of another unit."""
+    ledger = DurableLedger(Path(policy.ledger))
+    ledger.check()
+    units = {row.guarantee for row in ledger.releases()}
+    if units - {policy.unit}:
+        others = ", ".join(sorted(units - {policy.unit}))
+        raise ConfigError(f"{policy.ledger} has releases of {others}: a guard has an account of its own")
+    return ledger
+
+
+def _sent(work: Work, message: Message) -> Vector:
+    if work.layout is None:
+        return torch.zeros(1).numpy()
+    return work.layout.vector(only_arrays(message.content, "the message")).numpy()
+
+
+@contextmanager
+def opened(blocks: SiteBlocks, numbers: Sequence[int], states: Path) -> Iterator[list[BlockInput]]:
+    """The archives of some blocks, open, with the states that they have kept in this run."""
+    inputs = []
+    try:
+        for number in numbers:
+            kept = states / str(number)
+            state = kept.read_bytes() if kept.exists() else b""
+            inputs.append(BlockInput(number, os.open(blocks.archives[number], os.O_RDONLY), state))
+        yield inputs
+    finally:
+        for each in inputs:
+            os.close(each.archive)
+
+
+@contextmanager
+def closed(site: Path, policy: GuardPolicy) -> Iterator[None]:
+    """The site's folder, closed to everybody while blocks run that Landlock holds: it does not cover what a file's
+    size and date are."""
+    if policy.enclosure != LANDLOCK:
+        yield
+        return
+    site.chmod(0)
+    try:
+        yield
+    finally:
+        open_again(site)
+
+
+def open_again(site: Path) -> None:
+    """Opens a site's folder for its owner, also after a crash of the guard."""
+    if site.exists():
+        site.chmod(0o700)
+
+
+def opened_again(policy: GuardPolicy) -> Path:
+    """The site's folder, open for its owner."""
+    folder = Path(policy.blocks.folder)
+    open_again(folder)
+    return folder
+
+
+def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
+    for folder in (states.parent, states, logs):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    for each in results:
+        if each.state:
+            (states / str(each.number)).write_bytes(each.state)
+        (logs / f"{each.number:05d}.log").write_bytes(each.log)
+
+
+def wait_until(moment: float) -> None:
+    """Sleeps until a moment of the monotonic clock."""
+    time.sleep(max(0.0, moment - time.monotonic()))

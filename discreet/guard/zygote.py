@@ -1,0 +1,261 @@
+"""The process that blocks are forked from: `python -m discreet.guard.zygote`, which the guard starts in its sandbox.
+
+It has imported Python, Flower and PyTorch, and no module of an app. For each block it forks a keeper, which puts the
+block behind walls of its own (`enclosure`), watches what it uses, and ends it with all its children at the deadline.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from discreet.guard.block_app import BlockTask, run_app, unpacked
+from discreet.guard.enclosure import (
+    MEMORY,
+    SUBREAPER,
+    BlockLimits,
+    call,
+    check_landlock,
+    enclose_by_landlock,
+    enclose_in_spaces,
+    new_spaces,
+)
+from discreet.simulation.processes import below
+
+LOADED = (
+    *("flwr.supernode.cli.flwr_clientapp", "flwr.clientapp.utils", "torch", "torch.optim", "torch._dynamo"),
+    *("torch.utils.data", "torch.fx.experimental.symbolic_shapes", "numpy.random", "pyarrow"),
+)
+SPACES = "spaces"  # in place of the folders that Landlock lets blocks read
+WATCH_SECONDS = 0.1
+DATA = "/tmp/data"
+FAILED, ENDED = b"\0", b"\1"
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """What a block is given: files to read, and pipes to write. `done` is the keeper's alone."""
+
+    task: int
+    archive: int
+    state: int
+    out: int
+    log: int
+    done: int
+
+
+def load() -> None:
+    """Imports what apps need, once. Discreet's own modules are forgotten: an app may bring another release."""
+    for name in LOADED:
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).sum()  # looks at the processor now
+    for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
+        del sys.modules[name]
+
+
+def serve(control: socket.socket, readable: Sequence[str]) -> None:
+    """Forks a keeper for each block that the guard asks for, until the guard has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control.sendall(ENDED)
+    while True:
+        asked, descriptors, _, _ = socket.recv_fds(control, 1, len(Pipes.__annotations__))
+        if not asked:
+            return
+        pipes = Pipes(*descriptors)
+        if os.fork() == 0:
+            control.close()
+            _keep(pipes, readable)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _keep(pipes: Pipes, readable: Sequence[str]) -> NoReturn:
+    """The keeper of one block: starts it, watches it, ends it."""
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        task = unpacked(_contents(pipes.task))
+        limits = BlockLimits(**task.limits)  # type: ignore[arg-type]
+        ends = time.monotonic() + limits.seconds
+        if readable == [SPACES]:
+            _keep_in_spaces(task, pipes, limits, ends)
+        else:
+            _keep_by_landlock(task, pipes, limits, ends, readable=readable)
+        code = 0
+    except BaseException:  # noqa: BLE001  (a process of its own, which says why it ends)
+        os.write(pipes.log, traceback.format_exc()[-2000:].encode())
+    finally:
+        os._exit(code)
+
+
+def _keep_in_spaces(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: float) -> None:
+    new_spaces()
+    pid = os.fork()
+    if pid == 0:
+        _block(task, pipes, Path(DATA), lambda: enclose_in_spaces(limits))
+    _close(pipes)
+    _watch(pid, limits, ends, scratch=None)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # the first process of its space: all others end with it
+    os.waitpid(pid, 0)
+
+
+def _keep_by_landlock(
+    task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: float, *, readable: Sequence[str]
+) -> None:
+    call("prctl", SUBREAPER, 1, 0, 0, 0)  # what outlives its parent becomes a child of the keeper
+    scratch = Path(tempfile.mkdtemp())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _at_home_in(scratch)
+            _block(task, pipes, scratch / "data", lambda: enclose_by_landlock(limits, readable, str(scratch)))
+        _close(pipes)
+        _watch(pid, limits, ends, scratch=scratch)
+        _end_all_below()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _at_home_in(scratch: Path) -> None:
+    folders = {"HOME": scratch, "TMPDIR": scratch / "tmp", "FLWR_HOME": scratch / "flwr"}
+    for name, folder in folders.items():
+        folder.mkdir(exist_ok=True)
+        os.environ[name] = str(folder)
+    tempfile.tempdir = None
+    os.chdir(scratch)
+
+
+def _end_all_below() -> None:
+    """Kills what is below this process, until nothing is: what a process forks while it is killed is killed next."""
+    while True:
+        for pid in below(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
+
+
+def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None) -> None:
+    """Returns when the block's first process has ended, its time is over, or it uses more than it may."""
+    watched = os.pidfd_open(pid)
+    try:
+        while (left := ends - time.monotonic()) > 0:
+            if select.select([watched], [], [], min(left, WATCH_SECONDS))[0]:
+                return
+            if _resident_mb(scratch) > limits.memory_mb:
+                return
+            if scratch is not None and _disk_mb(scratch) > limits.disk_mb:
+                return
+    finally:
+        os.close(watched)
+
+
+def _resident_mb(scratch: Path | None) -> float:
+    """The memory of all processes of the block that is not of a file, in megabytes. In spaces of its own they are all
+    that /proc shows."""
+    own = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    pages = 0
+    for pid in own if scratch is None else below(os.getpid()):
+        with suppress(OSError, ValueError):
+            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+            pages += int(resident) - int(shared)
+    return pages * PAGE / MEMORY
+
+
+def _disk_mb(folder: Path) -> float:
+    size = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(where, name)).st_blocks * 512
+    return size / MEMORY
+
+
+def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoReturn:
+    """The first process of a block. Behind the walls it holds the two pipes, and nothing else that was open."""
+    code = 1
+    try:
+        os.close(pipes.done)
+        os.setsid()
+        Path("/proc/self/oom_score_adj").write_text("1000")  # before the sandbox and the guard
+        archive, state = _contents(pipes.archive), _contents(pipes.state)
+        out = _only_these_open(pipes)
+        enclose()  # type: ignore[operator]
+        data.mkdir(exist_ok=True)
+        run_app(task, archive=archive, state=state, data=data, out=out)
+        code = 0
+    except BaseException:  # noqa: BLE001  (of the app: its log is the site's alone)
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _only_these_open(pipes: Pipes) -> int:
+    """Has the log as output, nothing as input, and the pipe of the result as the one other descriptor, which is
+    returned."""
+    out = 3
+    result, log = os.dup(pipes.out), os.dup(pipes.log)
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    kept = os.dup2(result, out) if result != out else result
+    os.closerange(out + 1, 1 << 16)
+    return kept
+
+
+def _contents(descriptor: int) -> bytes:
+    """All that a file holds, whatever others that share the descriptor have read."""
+    size, parts, at = os.fstat(descriptor).st_size, [], 0
+    while at < size:
+        part = os.pread(descriptor, size - at, at)
+        if not part:
+            raise OSError("a file of the guard is shorter than it was")
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def _close(pipes: Pipes) -> None:
+    for descriptor in (pipes.task, pipes.archive, pipes.state, pipes.out, pipes.log):
+        os.close(descriptor)
+
+
+def main(words: Sequence[str]) -> int:
+    """Serves the guard over the descriptor that the first word numbers. The others are what Landlock lets blocks read,
+    or `spaces`."""
+    control, readable = socket.socket(fileno=int(words[0])), list(words[1:])
+    if readable != [SPACES]:
+        check_landlock(readable)
+    load()
+    serve(control, readable)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

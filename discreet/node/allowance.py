@@ -1,0 +1,102 @@
+"""The owner's allowance: the code and the files that a server may name at a node.
+
+A server names a model, a mechanism and a task. Names of Discreet's own are always allowed. What is `module:name`, or a
+folder, is imported or read only if the owner's `data.toml` has the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from discreet.data.description import read_description
+from discreet.data.targets import FolderError
+from discreet.node.account import Refused
+from discreet.protocol.messages import Allowed, TrainRequest, VirtualClient
+from discreet.protocol.simulated import is_simulations
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.rules import brief
+from discreet.settings.training import FLOWER_APP, HF
+
+logger = logging.getLogger("discreet.client")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names outside Discreet that an owner has written down; None for none."""
+
+    model: str | None = None
+    mechanism: str | None = None
+
+
+def allowed_by(node_config: Mapping[str, object]) -> Allowed:
+    """The `allowed` of `request_of` at a node with this `--node-config`."""
+    return partial(check_names, node_config=node_config)
+
+
+def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> None:
+    """Refuses a request that names code or a file that the node's owner has not named.
+
+    Nothing is imported before the answer is yes. In a simulation the server and its clients have one owner, and every
+    name is allowed.
+
+    Raises:
+      Refused: with the setting and its value; of an owner's file that can't be read, and of a mechanism that can't be
+        imported, the reason stays in the log.
+    """
+    if _is_simulation(request.virtual, node_config):
+        return
+    owner = names_of(node_config)
+    _check_model(request.run.model.name, owner)
+    _check_mechanism(request.run, owner)
+
+
+def names_of(node_config: Mapping[str, object]) -> Names:
+    """The names in the `data.toml` of the folder that `data` names; none if the node has no such folder.
+
+    Raises:
+      Refused: the file can't be read.
+    """
+    if "data" not in node_config:
+        return Names()
+    try:
+        description = read_description(Path(str(node_config["data"])))
+    except (FolderError, OSError) as error:
+        logger.error("%s", error)
+        raise Refused("this node's data.toml can't be read; its log says why") from error
+    return Names(description.model, description.mechanism)
+
+
+def _is_simulation(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> bool:
+    if virtual is None:
+        return False
+    return is_simulations(node_config, Path(virtual.state_folder), virtual.ticket)
+
+
+def _check_model(name: str, owner: Names) -> None:
+    from discreet.models.models import MODELS  # PyTorch's layers: most messages of a masked sum name no model
+
+    if name in MODELS or name in (FLOWER_APP, owner.model):
+        return
+    if name == HF and (owner.model or "").startswith(HF):  # the server's own folder does not travel
+        return
+    raise Refused(f"model.name={brief(name)} is not the model that this node's data.toml allows")
+
+
+def _check_mechanism(run: ClientSettings, owner: Names) -> None:
+    from discreet.models.models import own_builder
+
+    name = run.user.mechanism
+    if name is None:
+        return
+    if name != owner.mechanism:
+        said = "is not the mechanism that this node's data.toml allows"
+        raise Refused(f"privacy.user.mechanism={brief(name)} {said}")
+    try:
+        own_builder(name, setting="privacy.user.mechanism")
+    except ValueError as error:
+        logger.error("%s", error)
+        raise Refused("this node's own mechanism can't be imported; its log says why") from error

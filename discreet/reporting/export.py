@@ -1,0 +1,142 @@
+"""A run's model as a folder that PyTorch and scikit-learn load without Discreet."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import discreet.data.encoding as encoding
+from discreet.data.encoding import CATEGORY, DATE, TEXT, Column
+from discreet.data.targets import CLASSES, LABELS, NUMBERS
+from discreet.evaluation.predictions import SavedModel, load_model
+from discreet.reporting.model_card import model_card
+from discreet.reporting.records import read_runs
+from discreet.server.model_description import FILE, read_facts
+from discreet.server.run_folder import csv_text
+from discreet.settings.data import NormaliserConfig
+from discreet.settings.rules import ConfigError, require_extra
+
+TEMPLATES = Path(__file__).parent / "exported"
+PT2 = "model.pt2"
+# The lines of the example that are of classes, in place of which other targets have theirs.
+OF_CLASSES = ("print(model.classes_, model.predict_proba(rows))", "print(network(inputs).softmax(dim=1))")
+LINES = {
+    CLASSES: OF_CLASSES,
+    LABELS: ("print(model.predict_proba(rows))", "print(network(inputs).sigmoid())"),
+    NUMBERS: ("print(model.predict(rows))", "print(network(inputs))  # in -1..1 of each number's public range"),
+}
+EXAMPLES = 2  # rows of example.csv, made up from what is public
+
+
+class Normalised(nn.Module):
+    """A model behind its normaliser, so that what is exported reads encoded rows."""
+
+    def __init__(self, model: nn.Module, by: NormaliserConfig, dimensions: int) -> None:
+        super().__init__()
+        shape = (1, -1, *(1,) * (dimensions - 1))
+        self.model = model
+        self.register_buffer("means", torch.tensor(by.means).reshape(shape))
+        self.register_buffer("deviations", torch.tensor(by.deviations).reshape(shape))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs of inputs (n, *input_shape)."""
+        outputs: Tensor = self.model((inputs - self.means) / self.deviations)
+        return outputs
+
+
+def export_model(run: Path, folder: Path) -> str:
+    """Writes the folder, runs its example, and gives what that printed.
+
+    Raises ConfigError: the run has no model, of an older version, or of a kind that is not exported; the folder is
+    there; or the exported model gives other numbers.
+    """
+    saved, facts = load_model(run), read_facts(run)
+    _check(saved, facts, folder)
+    assert facts is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", FILE):
+        shutil.copy(run / name, folder)
+    shutil.copy(encoding.__file__, folder / "encoding.py")
+    shutil.copy(TEMPLATES / "classifier.txt", folder / "classifier.py")
+    example = _example_for(saved.shape.target.kind)
+    (folder / "example.py").write_text(example)
+    _save_program(saved, folder / PT2)
+    columns = saved.description.columns if saved.description is not None else ()
+    (folder / "example.csv").write_text(_example_rows(columns, facts))
+    said = _run_example(folder)
+    (record,) = read_runs([run.resolve()])
+    card = model_card(record, facts, example=example, said=said)
+    (folder / "README.md").write_text(card)
+    return said
+
+
+def _check(saved: SavedModel, facts: dict[str, Any] | None, folder: Path) -> None:
+    if facts is None:
+        raise ConfigError(f"the run has no {FILE}: an older version of Discreet wrote it")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
+    if saved.shape.target.kind not in LINES or saved.shape.num_tokens:
+        raise ConfigError("texts and sequences are not exported: their model folder is Hugging Face's own")
+    require_extra("pandas", extra="simulation", why="discreet export, which runs the example that it writes,")
+
+
+def _example_for(kind: str) -> str:
+    text = (TEMPLATES / "example.txt").read_text()
+    for old, new in zip(OF_CLASSES, LINES[kind], strict=True):
+        text = text.replace(old, new)
+    return text
+
+
+def _save_program(saved: SavedModel, path: Path) -> None:
+    """The network with its normaliser as torch.export has it, for any number of rows; checked on made-up rows."""
+    by, shape = saved.normaliser, saved.shape.input_shape
+    model = Normalised(saved.model, by, len(shape)) if by.means else saved.model
+    inputs = torch.rand(3, *shape, generator=torch.Generator().manual_seed(20753)) * 2 - 1
+    program = torch.export.export(model.eval(), (inputs,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    torch.export.save(program, str(path))
+    with torch.no_grad():
+        wanted, found = model(inputs[:2]), torch.export.load(str(path)).module()(inputs[:2])
+    if not torch.allclose(wanted, found, atol=1e-5):
+        raise ConfigError("the exported model gives other numbers than the model of the run")
+
+
+def _example_rows(columns: Sequence[Column], facts: dict[str, Any]) -> str:
+    """Rows that are made up from what is public of the columns, or zeros."""
+    if columns:
+        return csv_text([[column.name for column in columns], *([_cell(column) for column in columns],) * EXAMPLES])
+    names = facts["inputs"] or [f"x{place}" for place in range(int(np.prod(facts["input_shape"])))]
+    return csv_text([names, *([0.0] * len(names),) * EXAMPLES])
+
+
+def _cell(column: Column) -> object:
+    if column.kind == CATEGORY:
+        return column.levels[0]
+    if column.kind == TEXT:
+        return "words"
+    if column.kind == DATE:
+        return _written_day(column)
+    return column.low
+
+
+def _written_day(column: Column) -> str:
+    day = date.fromisoformat(str(column.low))
+    return day.strftime(column.format) if column.format else day.isoformat()
+
+
+def _run_example(folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "example.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+    if done.returncode:
+        raise ConfigError(f"{folder / 'example.py'} failed: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout

@@ -1,0 +1,102 @@
+"""A model card in Hugging Face's form: what was trained, on whose data, what is guaranteed, and how good it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from discreet.mechanisms.mechanism import Statement
+from discreet.queries.scores import score_columns
+from discreet.reporting.records import RunRecord
+from discreet.server.constant_guess import FILE as CONSTANT
+
+TASKS = {"classes": "tabular-classification", "labels": "tabular-classification", "numbers": "tabular-regression"}
+
+
+def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, said: str) -> str:
+    """README.md of an exported model. `example`: the code that was run; `said`: what it printed."""
+    scores = _scores(record)
+    head = yaml.safe_dump(_metadata(record, facts, scores), sort_keys=False, allow_unicode=True)
+    parts = [
+        f"---\n{head}---",
+        f"# {record.config.model.name} on {record.config.data.name}, trained with differential privacy",
+        "\n".join(_trained(record, facts)),
+        "## Guarantees\n\n" + "\n".join(_guarantees(record)),
+        "## Scores\n\n" + "\n".join(_score_lines(record, scores)),
+        f"## Use\n\nIn this folder, with torch, numpy, pandas and scikit-learn:\n\n```python\n{example}```",
+        f"It was run when the folder was written, and printed:\n\n```\n{said.rstrip()}\n```",
+        "`encoding.py` turns the cells of a table into the numbers that the model reads, by what `model.json` says of "
+        "each column. `model.safetensors` holds the parameters alone.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _scores(record: RunRecord) -> dict[str, float]:
+    names = [*score_columns(record.rounds), "loss"]
+    found = {name: record.of_model(name) for name in names}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _metadata(record: RunRecord, facts: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, Any]:
+    task = TASKS[facts["target"]["kind"]]
+    metrics = [{"type": name, "value": round(value, 4)} for name, value in scores.items()]
+    data = {"name": "public test set", "type": record.config.data.name}
+    result = {"task": {"type": task}, "dataset": data, "metrics": metrics}
+    return {
+        "library_name": "pytorch",
+        "pipeline_tag": task,
+        "tags": ["differential-privacy", "federated-learning", "discreet"],
+        "model-index": [{"name": record.name, "results": [result]}] if metrics else [],
+    }
+
+
+def _trained(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
+    count = sum(math.prod(shape) for shape in facts["parameters"].values())
+    data, described = record.config.data, facts["description"] or {}
+    yield f"- model: `{record.config.model.name}`, {count} parameters, Discreet {facts['discreet']}"
+    yield f"- trained on the data of {data.num_clients} clients, in {len(record.rounds)} rounds"
+    if described.get("owner"):
+        yield f"- a client is one value of the column `{described['owner']}`, with all its rows"
+    if facts["inputs"]:
+        yield f"- inputs: {', '.join(facts['inputs'])}"
+    if described.get("target"):
+        classes = f": {', '.join(described['classes'])}" if described.get("classes") else ""
+        yield f"- predicts `{described['target']}`{classes}"
+
+
+def _guarantees(record: RunRecord) -> Iterator[str]:
+    privacy = record.config.privacy
+    if record.config.seed is not None:
+        yield "**The noise was drawn from a seed and can be drawn again: it protects nobody.**\n"
+    yield "| level | epsilon | delta | protects | neighbours | trusted |"
+    yield "|---|---|---|---|---|---|"
+    for each in record.guarantees:
+        yield _guarantee_row(each, record.epsilon(each.name), privacy.delta)
+    on = [each for each in record.guarantees if each.enabled]
+    if on:
+        yield f"\nEpsilon by the accountant {privacy.accountant}. Not covered: {'; '.join(on[0].not_covered)}."
+
+
+def _guarantee_row(each: Statement, epsilon: float, delta: float) -> str:
+    if not each.enabled:
+        return f"| {each.name} | none (infinite) | | | | |"
+    return f"| {each.name} | {epsilon:.4g} | {delta:g} | {each.unit} | {each.adjacency} | {each.trusted} |"
+
+
+def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str]:
+    if not scores:
+        yield "The model was not rated."
+        return
+    yield "On the public test set, after the last round:\n\n| score | value |\n|---|---|"
+    for name, value in scores.items():
+        yield f"| {name.replace('_', ' ')} | {value:.4f} |"
+    path = record.path / CONSTANT
+    if path.is_file():
+        constant = json.loads(path.read_text())
+        yield f"| accuracy of always the most frequent class | {constant['share']:.4f} |"
+        if constant["loss"] is not None:
+            yield f"| loss of the best constant guess | {constant['loss']:.4f} |"

@@ -1,0 +1,77 @@
+"""`model.json`, which goes with a model: all that is needed to use it beside its parameters."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import discreet
+from discreet.data.description import DataDescription, description_of
+from discreet.data.encoding import names_of
+from discreet.data.examples import TaskShape
+from discreet.settings.rules import ConfigError
+from discreet.settings.settings import Settings
+
+FILE = "model.json"
+# What a description says of where data lie, and not of what a model reads.
+OF_PLACES = ("file", "test", "test_target", "unconfirmed", "public", "separator", "encoding")
+
+
+def model_facts(
+    settings: Settings, shape: TaskShape, parameters: Mapping[str, Any], described: DataDescription | None
+) -> dict[str, Any]:
+    """The content of model.json. `parameters`: the tensors by their names; `described`: the data.toml of the data."""
+    return {
+        "discreet": discreet.__version__,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}},
+        "model": asdict(settings.model),
+        "parameters": {name: list(tensor.shape) for name, tensor in parameters.items()},
+        "data": settings.data.name,
+        "input_shape": list(shape.input_shape),
+        "inputs": input_names(described),
+        "num_classes": shape.num_classes,
+        "num_tokens": shape.num_tokens,
+        "target": asdict(shape.target),
+        "normaliser": asdict(settings.normaliser),
+        "description": None if described is None else described.facts(),
+    }
+
+
+def input_names(described: DataDescription | None) -> list[str] | None:
+    """The names of the numbers that the model reads, in their order; None if they have none."""
+    if described is None:
+        return None
+    if described.columns:
+        return names_of(described.columns)
+    return list(described.inputs) if isinstance(described.inputs, tuple) else None
+
+
+def read_facts(run: Path) -> dict[str, Any] | None:
+    """model.json of a run folder; None if an older version wrote the run. ConfigError: it is damaged."""
+    path = run / FILE
+    if not path.is_file():
+        return None
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text())
+        if facts["description"] is not None:
+            description_of(facts["description"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return facts
+
+
+def differences(then: DataDescription, now: DataDescription) -> list[str]:
+    """The keys of data.toml in which the one of a model and that of today differ, if a model reads them otherwise."""
+    old, new = _flat(then), _flat(now)
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+
+
+def _flat(described: DataDescription) -> dict[str, Any]:
+    facts = {key: value for key, value in described.facts().items() if key not in OF_PLACES}
+    columns = facts.pop("columns", {})
+    return facts | {f"columns.{name}": value for name, value in columns.items()}

@@ -1,0 +1,71 @@
+"""A table cut in two by owner: one part to train on, and a public test set."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from discreet.data.csv_table import CsvTable
+from discreet.data.encoding import is_empty
+from discreet.data.targets import FolderError
+from discreet.server.run_folder import replace_file
+
+SALT = b"discreet data split 20753:"  # public: who is in the test set follows from an owner's name alone
+
+
+@dataclass(frozen=True)
+class OwnerSplit:
+    """The rows and owners of each part, and the files."""
+
+    train: Path
+    test: Path
+    rows: tuple[int, int]
+    owners: tuple[int, int]
+
+
+def is_tested(owner: str, share: float) -> bool:
+    """True for a share of all owners, by a public hash: the same owner is always in the same part."""
+    digest = hashlib.blake2b(SALT + owner.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> OwnerSplit:
+    """Writes train.csv and test.csv beside a CSV file, with the rows as they are. All rows of an owner are in one of
+    them; without `owner` each row is its own.
+
+    Raises FolderError: the file can't be read, an owner is empty, a file is there already, or a part has no row.
+    """
+    if not 0 < share < 1:
+        raise FolderError(f"--test must be a share within (0, 1) (got {share:g})")
+    paths = [table.path.with_name(name) for name in ("train.csv", "test.csv")]
+    for path in paths:
+        if path.exists():
+            raise FolderError(f"{path} is there already")
+    (_, header), *records = table.records()
+    if owner is not None and owner not in header:
+        raise FolderError(f"{table.path} has no column {owner}; there are {', '.join(header)}")
+    parts: tuple[list[list[str]], list[list[str]]] = ([], [])
+    owners: tuple[set[str], set[str]] = (set(), set())
+    for number, (line, row) in enumerate(records):
+        if len(row) != len(header):
+            raise FolderError(f"{table.path}, line {line}: {len(row)} columns, and the header has {len(header)}")
+        name = str(number) if owner is None else row[header.index(owner)].strip()
+        if owner is not None and is_empty(name):
+            raise FolderError(f"{table.path}, line {line}: {owner} is empty: it must say whose row it is")
+        tested = is_tested(name, share)
+        parts[tested].append(row)
+        owners[tested].add(name)
+    if not all(parts):
+        raise FolderError(f"{table.path}: one part has no row: name another share than {share:g}")
+    for path, rows in zip(paths, parts, strict=True):
+        replace_file(path, _text([header, *rows], table.mark).encode())
+    return OwnerSplit(*paths, (len(parts[0]), len(parts[1])), (len(owners[0]), len(owners[1])))
+
+
+def _text(rows: list[list[str]], separator: str) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=separator, lineterminator="\n").writerows(rows)
+    return text.getvalue()

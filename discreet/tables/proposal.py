@@ -1,0 +1,194 @@
+"""A `data.toml` that is proposed for a CSV file from the names, types and levels in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+
+from discreet.data.csv_table import CsvTable
+from discreet.data.encoding import is_empty
+from discreet.data.targets import FolderError
+
+MOST_LEVELS = 20
+MOST_CLASSES = 10
+DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y")
+OWNERS = re.compile(r"(patient|person|user|customer|client|member|subject|pupil|student)(_?(id|no|nr|number))?", re.I)
+TARGETS = re.compile(r"(target|label|class|outcome|y|readmitted|churn|default|diagnosis|response)", re.I)
+WARNING = """\
+# Proposed by `discreet data check` from {file}, which it has READ: the ranges, levels and classes
+# below come from the data. They are not private, and no epsilon covers them. Replace them, column
+# by column, by what is public: a questionnaire, a guideline, the range of an instrument. Take the
+# name of each column that you have replaced out of `unconfirmed`. Until it is empty, no run starts.
+"""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column may be.
+
+    Attributes:
+      line: its line in data.toml, without its name; empty if it is left out.
+      why: a comment.
+    """
+
+    line: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A description that is proposed: its text, the columns to confirm, and the number of owners."""
+
+    text: str
+    unconfirmed: tuple[str, ...]
+    owner: str | None
+    num_owners: int
+
+
+def propose(table: CsvTable, *, target: str | None = None, owner: str | None = None) -> Proposal:
+    """A description of a CSV file. FolderError: it can't be read, or `target` or `owner` is no column of it."""
+    columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
+    for name in (target, owner):
+        if name is not None and name not in columns:
+            raise FolderError(f"{table.path} has no column {name}; there are {', '.join(columns)}")
+    names = list(columns)
+    owner = owner or _named(OWNERS, names) or None
+    target = target or _named(TARGETS, [name for name in names if name != owner]) or names[-1]
+    decimal = "," if _has_decimal_commas(columns) else "."
+    inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
+    guesses = {name: guess(name, cells, decimal) for name, cells in inputs.items()}
+    head = _Head(table, decimal, target, owner)
+    told, of_target = _target_lines(columns[target], target, decimal)
+    unconfirmed = (*(name for name, each in guesses.items() if each.line), *of_target)
+    lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
+    lines += [*head.lines(), *told, "", "[columns]", *_column_lines(guesses)]
+    owners = len({cell for cell in columns[owner] if not is_empty(cell)}) if owner else 0
+    return Proposal("\n".join(lines) + "\n", unconfirmed, owner, owners)
+
+
+def _named(pattern: re.Pattern[str], names: Sequence[str]) -> str | None:
+    return next((name for name in names if pattern.fullmatch(name.strip())), None)
+
+
+def _has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
+    cells = [cell.strip() for column in columns.values() for cell in column if isinstance(cell, str)]
+    commas = any(re.fullmatch(r"[+-]?\d+,\d+", cell) for cell in cells)
+    return commas and not any(re.fullmatch(r"[+-]?\d+\.\d+", cell) for cell in cells)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The part of a description that says where things are."""
+
+    table: CsvTable
+    decimal: str
+    target: str
+    owner: str | None
+
+    def lines(self) -> Iterator[str]:
+        folder = self.table.path.parent
+        yield 'format = "csv"'
+        yield f"file = {json.dumps(self.table.path.name)}"
+        if (folder / "test.csv").is_file() and self.table.path.name != "test.csv":
+            yield 'test = "test.csv"          # public: nobody in it is protected'
+        if self.table.encoding is not None:
+            yield f"encoding = {json.dumps(self.table.encoding)}"
+        if self.decimal != ".":
+            yield f"decimal = {json.dumps(self.decimal)}"
+        yield f"target = {json.dumps(self.target)}"
+        if self.owner is not None:
+            yield f"owner = {json.dumps(self.owner)}       # each of them becomes a client"
+        else:
+            yield '# owner = "..."           # the column of whose each row is, if there is one'
+
+
+def _target_lines(cells: Sequence[str], name: str, decimal: str) -> tuple[list[str], tuple[str, ...]]:
+    """The lines of what is predicted, and its name if they were read from the data."""
+    known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
+    numbers = _numbers(known, decimal)
+    if numbers is not None and len(known) > MOST_CLASSES:
+        low, high = _round_range(numbers)
+        return [f"target_low = {low:g}", f"target_high = {high:g}"], (name,)
+    if not 2 <= len(known) <= 1000:
+        raise FolderError(f"the column {name} has {len(known)} values: name another --target")
+    return [f"classes = {_listed(known)}"], (name,)
+
+
+def _column_lines(guesses: Mapping[str, Guess]) -> Iterator[str]:
+    for name, each in guesses.items():
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+        note = f"  # {each.why}" if each.why else ""
+        yield f"{key} = {each.line}{note}" if each.line else f"# {key} is left out: {each.why}"
+
+
+def guess(name: str, cells: Sequence[str], decimal: str) -> Guess:
+    """The likeliest kind of a column, by its cells as they are written."""
+    full = [cell.strip() for cell in cells if not is_empty(cell)]
+    known, some_empty = set(full), len(full) < len(cells)
+    if not full:
+        return Guess("", "it is empty")
+    numbers = _numbers(full, decimal)
+    if numbers is not None:
+        if len(known) == len(cells) > MOST_LEVELS and re.search(r"(id|no|nr|number|key)$", name, re.I):
+            return Guess("", "each row has another number, as an identifier has")
+        return _number_guess(numbers, some_empty)
+    days = next((found for form in DATE_FORMATS if (found := _days(full, form))), None)
+    if days is not None:
+        return replace(_date_guess(*days), line=_with_missing(_date_guess(*days).line, some_empty))
+    if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
+        empty = ', missing = "category"' if some_empty else ""
+        listed = _listed(sorted(known))
+        return Guess(f'{{ kind = "category", levels = {listed}{empty} }}' if some_empty else listed)
+    return Guess("", f'text of {len(known)} kinds: {{ kind = "text", width = 64 }} would hash its words')
+
+
+def _with_missing(line: str, some_empty: bool) -> str:
+    return line.replace(" }", ', missing = "middle" }') if some_empty else line
+
+
+def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
+    low, high = (0.0, 1.0) if {*numbers} <= {0.0, 1.0} else _round_range(numbers)
+    if not some_empty:
+        return Guess(f"[{low:g}, {high:g}]")
+    return Guess(f'{{ kind = "number", low = {low:g}, high = {high:g}, missing = "middle" }}')
+
+
+def _date_guess(form: str, first: date, last: date) -> Guess:
+    low, high = date(first.year, 1, 1), date(last.year, 12, 31)
+    written = "" if form == DATE_FORMATS[0] else f', format = "{form}"'
+    return Guess(f'{{ kind = "date", low = {low}, high = {high}{written} }}')
+
+
+def _numbers(cells: Sequence[str], decimal: str) -> list[float] | None:
+    with suppress(ValueError):
+        found = [float(cell.replace(decimal, ".")) for cell in cells]
+        return found if all(map(math.isfinite, found)) else None
+    return None
+
+
+def _days(cells: Sequence[str], form: str) -> tuple[str, date, date] | None:
+    with suppress(ValueError):
+        read: Callable[[str], date] = lambda cell: datetime.strptime(cell, form).date()  # noqa: E731
+        days = [read(cell) for cell in cells]
+        return form, min(days), max(days)
+    return None
+
+
+def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
+    """A range of round ends that holds the numbers, so that it says less of the smallest and the largest.
+
+    >>> _round_range([19, 93])
+    (10.0, 100.0)
+    """
+    low, high = min(numbers), max(numbers)
+    unit = 10 ** math.floor(math.log10(max(high - low, abs(high) / 10, 1e-9)))
+    return math.floor(low / unit) * unit * 1.0, (math.floor(high / unit) + 1) * unit * 1.0
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"[{', '.join(json.dumps(word, ensure_ascii=False) for word in words)}]"

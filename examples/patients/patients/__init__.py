@@ -1,0 +1,1 @@
+"""A Flower app for tables of patients: an ordinary one, which knows nothing of privacy."""

@@ -1,0 +1,140 @@
+"""Tables as people have them: cells to numbers by what is public of each column, and what is refused, by line."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.data.description import description_of
+from discreet.data.encoding import columns_of, encode, names_of
+from discreet.data.folder import load_folder
+from discreet.data.targets import FolderError
+
+HEAD = "patient;visit;age;hba1c;ward;seen;readmitted"
+ROWS = [
+    "P1;1;40;6,0;cardiology;31.12.2022;no",
+    "P1;2;60;;surgery;01.01.2022;yes",
+    "P2;1;100;14,5;dentist;16.05.2022;no",
+]
+TOML = """format = "csv"
+file = "train.csv"
+test = "test.csv"
+target = "readmitted"
+classes = ["no", "yes"]
+owner = "patient"
+decimal = ","
+
+[columns]
+age = [20, 100]
+ward = ["surgery", "cardiology"]
+hba1c = { kind = "number", low = 3, high = 13, missing = "middle" }
+seen = { kind = "date", low = 2022-01-01, high = 2022-12-31, format = "%d.%m.%Y" }
+"""
+
+
+def write(folder: Path, rows: list[str], *, toml: str = TOML, encoding: str = "utf-8") -> Path:
+    (folder / "train.csv").write_bytes("\n".join([HEAD, *rows]).encode(encoding))
+    (folder / "test.csv").write_text("\n".join([HEAD, "Q1;1;60;8,0;surgery;01.01.2022;yes"]))
+    (folder / "data.toml").write_text(toml)
+    return folder
+
+
+def refused(folder: Path, rows: list[str], *, toml: str = TOML, encoding: str = "utf-8") -> str:
+    with pytest.raises(FolderError) as error:
+        load_folder(str(write(folder, rows, toml=toml, encoding=encoding)))
+    return str(error.value)
+
+
+def test_a_messy_table_becomes_the_numbers_that_its_description_says(tmp_path: Path) -> None:
+    task = load_folder(str(write(tmp_path, ROWS)))
+    # age, surgery, cardiology, another, hba1c, hba1c is empty, seen
+    wanted = [[-0.5, 0, 1, 0, -0.4, 0, 1], [0, 1, 0, 0, 0, 1, -1], [1, 0, 0, 1, 1, 0, 135 / 364 * 2 - 1]]
+    assert task.train.inputs.numpy() == pytest.approx(np.array(wanted), abs=1e-6)
+    assert task.train.targets.tolist() == [0, 1, 0]
+    assert task.owners is not None
+    assert task.owners.tolist() == [0, 0, 1]
+    assert task.test.inputs.tolist()[0][:4] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
+    plain = load_folder(str(write(tmp_path, ROWS)))
+    marked = load_folder(str(write(tmp_path, ROWS, encoding=encoding)))
+    assert torch.equal(plain.train.inputs, marked.train.inputs)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("P3;1;;6,0;surgery;01.01.2022;no", 'age is empty: write missing = "middle", or a value for it in data.toml'),
+        ("P3;1;HIV;6,0;surgery;01.01.2022;no", "age is not a number; words are of a column with kind = category"),
+        ("P3;1;40;6,0;;01.01.2022;no", 'ward is empty: write missing = "category" for it in data.toml'),
+        ("P3;1;40;6,0;surgery;2022-01-01;no", "seen is not a date in the format %d.%m.%Y: write its format, such as"),
+        ("P3;1;40;6,0;surgery;01.01.2022;", "readmitted is empty"),
+        ("P3;1;40;6,0;surgery;01.01.2022;HIV", "the class is not in classes"),
+        (";1;40;6,0;surgery;01.01.2022;no", "patient is empty: it must say whose row it is"),
+        ("P3;1;40;6,0;surgery;01.01.2022", "6 columns, and the header has 7"),
+        ("Q1;1;40;6,0;surgery;01.01.2022;no", "this patient has rows in train.csv too, as 1 in all have"),
+    ],
+)
+def test_a_cell_that_can_not_be_read_is_told_by_its_line_and_never_shown(row: str, said: str, tmp_path: Path) -> None:
+    message = refused(tmp_path, [*ROWS, row])
+    file, line = ("test.csv", 2) if row.startswith("Q1") else ("train.csv", 5)
+    assert f"{tmp_path / file}, line {line}: {said}" in message
+    assert "HIV" not in message
+    assert "\n" not in message
+
+
+def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> None:
+    points = TOML.replace('decimal = ","\n', "")
+    assert 'line 2: hba1c is not a number: write decimal = "," in data.toml' in refused(tmp_path, ROWS, toml=points)
+    umlaut = [ROWS[0].replace("cardiology", "Chirurgie für Kinder")]
+    message = refused(tmp_path, umlaut, encoding="cp1252")
+    assert message.endswith('it is not utf-8: write encoding = "cp1252" in data.toml')
+    task = load_folder(str(write(tmp_path, umlaut, toml=f'encoding = "cp1252"\n{TOML}', encoding="cp1252")))
+    assert len(task.train) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"age": {"kind": "number"}}, "age: low and high are not given: write the public range"),
+        ({"age": {"kind": "number", "low": 0, "hihg": 1}}, "age: unknown key hihg"),
+        ({"age": [3, 2]}, "age: high must be above low"),
+        ({"sex": {"kind": "category"}}, "sex: levels must be given"),
+        ({"sex": {"kind": "category", "levels": ["F"], "low": 0}}, "sex: low does not go with kind = category"),
+        ({"seen": {"kind": "date", "low": "yesterday", "high": "2022-01-01"}}, "seen: a public day is written"),
+        ({"note": {"kind": "text"}}, "note: width must be given"),
+        ({"id": "number"}, "id: write its kind"),
+    ],
+)
+def test_a_column_that_is_described_wrongly_is_refused(columns: dict[str, object], said: str) -> None:
+    with pytest.raises(FolderError, match=f"columns: {said}"):
+        description_of({"format": "csv", "file": "a.csv", "target": "y", "num_classes": 2, "columns": columns})
+
+
+def test_what_was_read_from_the_data_is_refused_until_somebody_has_replaced_it(tmp_path: Path) -> None:
+    assert "unconfirmed lists age, ward" in refused(tmp_path, ROWS, toml=f'unconfirmed = ["age", "ward"]\n{TOML}')
+
+
+def test_cells_of_every_kind_are_encoded_alike_from_text_and_from_values() -> None:
+    columns = columns_of(
+        {
+            "n": {"kind": "number", "low": -1, "high": 1, "missing": 0.5},
+            "c": {"kind": "category", "levels": ["1", "2"], "missing": "category"},
+            "d": {"kind": "date", "low": "2020-01-01", "high": "2020-01-03", "missing": "middle"},
+            "t": {"kind": "text", "width": 4},
+        }
+    )
+    text = {"n": ["0,25", ""], "c": ["1", "NA"], "d": ["2020-01-02", ""], "t": ["Fever, fever", ""]}
+    values = {"n": [0.25, None], "c": [1.0, None], "d": [date(2020, 1, 2), None], "t": ["fever FEVER", None]}
+    found = encode(text, columns, decimal=",")
+    assert np.array_equal(found, encode(values, columns))
+    assert found[:, :8].tolist() == [[0.25, 0, 1, 0, 0, 0, 0, 0], [0.5, 1, 0, 0, 0, 1, 0, 1]]
+    assert np.abs(found[:, 8:]).sum(axis=1).tolist() == [1, 0]
+    assert len(names_of(columns)) == found.shape[1]
+    assert columns_of({column.name: column.facts() for column in columns}) == columns

@@ -1,0 +1,270 @@
+"""A ClientApp that tries each way out. What it reaches it prints as JSON, which its log holds for the test."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+libc = ctypes.CDLL(None, use_errno=True)
+SECRET = "left-by-a-block"
+
+
+def rows(context: Context) -> np.ndarray:
+    """The rows of this block."""
+    text = Path(context.node_config["data"], "rows.csv").read_text().splitlines()[1:]
+    return np.array([[float(cell) for cell in line.split(",")[1:]] for line in text])
+
+
+def tried(attempt: Callable[[], object]) -> object:
+    """What an attempt gives; None if it fails."""
+    try:
+        return attempt()
+    except (Exception, SystemExit):  # noqa: BLE001
+        return None
+
+
+def called(name: str, *arguments: object) -> object:
+    """The result of a function of the C library that does not fail."""
+    result = getattr(libc, name)(*arguments)
+    return None if result < 0 else result
+
+
+def connects(family: int, kind: int, address: object) -> object:
+    with socket.socket(family, kind) as channel:
+        channel.settimeout(2)
+        channel.connect(address)
+        return kind == socket.SOCK_STREAM or channel.send(b"row")
+
+
+def network(context: Context) -> dict[str, object]:
+    port = int(context.run_config["port"])
+    path = str(context.run_config["socket"])
+    inet, stream, datagram = socket.AF_INET, socket.SOCK_STREAM, socket.SOCK_DGRAM
+    return {
+        "tcp": tried(lambda: connects(inet, stream, ("127.0.0.1", port))),
+        "tcp6": tried(lambda: connects(socket.AF_INET6, stream, ("::1", port))),
+        "udp": tried(lambda: connects(inet, datagram, ("127.0.0.1", port))),
+        "outside": tried(lambda: connects(inet, stream, ("192.0.2.1", 80))),
+        "dns": tried(lambda: socket.getaddrinfo("example.org", 80)),
+        "unix": tried(lambda: connects(socket.AF_UNIX, stream, path)),
+        "unix datagram": tried(lambda: connects(socket.AF_UNIX, datagram, path + ".dgram")),
+        "pair": tried(lambda: socket.socketpair(socket.AF_UNIX, datagram)[0].sendto(b"row", path + ".dgram")),
+        "abstract": tried(lambda: connects(socket.AF_UNIX, stream, "\0guard-test")),
+        "netlink": tried(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).fileno()),
+        "vsock": tried(lambda: socket.socket(40, stream).fileno()),
+    }
+
+
+def files(context: Context) -> dict[str, object]:
+    site = str(context.run_config["site"])
+    return {
+        "site": tried(lambda: os.listdir(site)),
+        "key": tried(lambda: Path(site, "key").read_bytes()),
+        "blocks": tried(lambda: glob.glob(f"{site}/blocks/*") or None),
+        "size of a block": tried(lambda: os.stat(f"{site}/blocks/00000.tar").st_size),
+        "ledger": tried(lambda: Path(site).with_name("ledger.db").read_bytes()[:4].hex()),
+        "policy": tried(lambda: Path(site).with_name("guard.toml").read_text()),
+        "through a parent": tried(lambda: os.listdir(f"/proc/{os.getppid()}/root/{site}")),
+        "up": tried(lambda: os.listdir(f"{context.node_config['data']}/../../../../{site}")),
+        "passwords": tried(lambda: Path("/etc/passwd").read_text()),
+        "homes": tried(lambda: os.listdir("/home") + os.listdir("/root")),
+    }
+
+
+def processes(context: Context) -> dict[str, object]:
+    guard = int(context.run_config["guard"])
+    others = [pid for pid in range(1, 4_000) if pid != os.getpid()]
+    return {
+        "command lines": tried(
+            lambda: [pid for pid in others if tried(lambda pid=pid: Path(f"/proc/{pid}/cmdline").read_bytes())] or None
+        ),
+        "signals": tried(lambda: [pid for pid in others if tried(lambda pid=pid: os.kill(pid, 0) or True)] or None),
+        "guard": tried(lambda: os.kill(guard, signal.SIGTERM) or True),
+        "ptrace": called("ptrace", 16, guard, None, None),
+        "memory": tried(lambda: Path(f"/proc/{guard}/mem").open("rb").read(1)),
+        "limits": tried(lambda: resource.prlimit(guard, resource.RLIMIT_NOFILE, (3, 3))),
+    }
+
+
+def rights(context: Context) -> dict[str, object]:
+    status = (
+        dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
+        if (tried(lambda: Path("/proc/self/status").read_text()))
+        else {}
+    )
+    return {
+        "capabilities": status.get("CapEff", "0").strip("0") or None,
+        "mount": called("mount", b"none", b"/tmp", b"tmpfs", ctypes.c_ulong(0), None),
+        "unmount": called("umount2", b"/proc", 2),
+        "unshare": called("unshare", 0x10000000),
+        "clone": called("syscall", ctypes.c_long(56), ctypes.c_ulong(0x10000011), None, None, None, ctypes.c_ulong(0)),
+        "setuid": tried(lambda: os.setresuid(0, 0, 0) or True),
+        "chroot": tried(lambda: os.chroot("/") or True),
+        "set-user-id programs": tried(
+            lambda: subprocess.run(["su", "-c", "id -u"], capture_output=True, timeout=5).stdout.strip() == b"0" or None
+        ),
+        "keys": called("syscall", ctypes.c_long(248), b"user", b"row", b"row", ctypes.c_size_t(3), ctypes.c_int(-4)),
+        "io_uring": called("syscall", ctypes.c_long(425), 4, ctypes.create_string_buffer(120)),
+        "bpf": called("syscall", ctypes.c_long(321), 0, ctypes.create_string_buffer(120), 120),
+        "shared memory": called("shmget", ctypes.c_int(4711), ctypes.c_size_t(4096), ctypes.c_int(0o1666))
+        if context.run_config["enclosure"] == "landlock"
+        else None,
+    }
+
+
+def writable(context: Context) -> dict[str, object]:
+    """Files of blocks before, and the folders in which one could be left."""
+    own = {context.node_config["data"], os.environ["HOME"], os.getcwd()}
+    own |= {"/dev/shm"} if context.run_config["enclosure"] == "bubblewrap" else set()
+    places = ["/", "/dev", "/dev/shm", "/tmp", "/var/tmp", "/usr", "/run", "/data", "/proc", "/home", sys.prefix]
+    places += [context.node_config["data"], os.environ["HOME"], *glob.glob("/dev/*/"), *glob.glob("/tmp/*/")]
+    found = [each for each in places if Path(each, SECRET).exists()]
+    written = []
+    for each in dict.fromkeys(places):
+        if tried(lambda each=each: Path(each, SECRET).write_text("row")):
+            written.append(each)
+    mine = {str(Path(each).resolve()) for each in own}
+    outside = [each for each in written if not any(str(Path(each).resolve()).startswith(home) for home in mine)]
+    return {"found": found or None, "outside": outside or None}
+
+
+def changed(context: Context) -> dict[str, object]:
+    """What a block can change at a file that others see, without opening it."""
+    place = str(context.run_config["shared"])
+    before = os.stat(place)
+    tried(lambda: os.chmod(place, 0o777))
+    tried(lambda: os.utime(place, (1, 1)))
+    tried(lambda: os.setxattr(place, "user.row", b"row"))
+    tried(lambda: Path(place).read_text())
+    after = os.stat(place)
+    names = "st_mode", "st_mtime", "st_atime"
+    told = [name for name in names if getattr(before, name) != getattr(after, name)]
+    return {"changed": told or None, "attribute": tried(lambda: os.getxattr(place, "user.row"))}
+
+
+def kept(context: Context) -> dict[str, object]:
+    before = dict(context.state["kept"]) if "kept" in context.state else None
+    context.state["kept"] = ConfigRecord({"of": float(rows(context)[0, 0])})
+    return {"before": before}
+
+
+def daemon(context: Context) -> dict[str, object]:
+    """Two generations that leave the block's session, and one that hears no signal."""
+    for _ in range(2):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                for number in range(1, 32):
+                    tried(lambda number=number: signal.signal(number, signal.SIG_IGN))
+                time.sleep(600)
+            os._exit(0)
+    return {}
+
+
+def fork_bomb(context: Context) -> dict[str, object]:
+    count = 0
+    while count < 5000:
+        try:
+            if os.fork() == 0:
+                time.sleep(60)
+        except OSError:
+            return {"forks": None if count < 200 else count}
+        count += 1
+    return {"forks": count}
+
+
+def memory(context: Context) -> dict[str, object]:
+    taken = []
+    while len(taken) < 200:
+        taken.append(bytearray(b"row" * (1 << 20)) * 20)
+    return {"megabytes": len(taken) * 60}
+
+
+def disk(context: Context) -> dict[str, object]:
+    written = 0
+    for place in (context.node_config["data"], "/tmp", "/dev/shm"):
+        for number in range(64):
+            if tried(lambda place=place, number=number: Path(place, f"f{number}").write_bytes(bytes(1 << 24))) is None:
+                break
+            written += 16
+    return {"megabytes": written}
+
+
+def flood(context: Context) -> dict[str, object]:
+    for _ in range(400):
+        os.write(1, b"x" * (1 << 16))
+    return {}
+
+
+PROBES = {
+    each.__name__: each
+    for each in (network, files, processes, rights, writable, changed, kept, daemon, fork_bomb, memory, disk, flood)
+}
+
+
+def answered(message: Message, context: Context, how: str) -> RecordDict:
+    """A reply with a patient's row in it, in one of many forms."""
+    own = rows(context)
+    sent = message.content["arrays"].to_torch_state_dict()
+    arrays = {name: value.clone() for name, value in sent.items()}
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": len(own)})})
+    if how == "raise":
+        raise ValueError(f"a row: {own[0].tolist()}")
+    if how == "exit":
+        os._exit(int(own[0, 0]) % 256)
+    if how == "sleep" and own[0, 0] > 0:
+        time.sleep(600)
+    if how == "rows":
+        content["arrays"] = ArrayRecord({name: value + 1e6 * own[0, 0] for name, value in arrays.items()})
+    if how == "nan":
+        content["arrays"] = ArrayRecord({name: value * float("nan") for name, value in arrays.items()})
+    if how == "shape":
+        content["arrays"] = ArrayRecord({name: torch.zeros(7) for name in arrays})
+    if how == "names":
+        content["arrays"] = ArrayRecord({f"row {own[0, 0]}": torch.zeros(3)})
+    if how == "records":
+        content["more"] = ArrayRecord({"rows": torch.tensor(own)})
+        content["row"] = ConfigRecord({"row": str(own[0].tolist())})
+        content["metrics"]["row"] = own[0].tolist()
+    if how == "descriptors":
+        for number in range(3, 64):
+            tried(lambda number=number: os.write(number, b"row" * 1000))
+    if how == "much":
+        os.write(3, np.zeros(1 << 26, np.uint8).tobytes())
+    return content
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    attack = str(context.run_config["attack"])
+    content = answered(message, context, attack)
+    if attack in PROBES:
+        print("REACHED", json.dumps(PROBES[attack](context), default=str), flush=True)
+    if attack == "another":
+        metadata = message.metadata
+        metadata.__dict__["_reply_to_message_id"] = "another"
+        return Message(content, dst_node_id=4711, message_type="query")
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    attack = str(context.run_config["attack"])
+    value = {"nan": float("nan"), "huge": 1e30}.get(attack, 0.75)
+    return Message(RecordDict({"metrics": MetricRecord({"accuracy": value, "row": 3.0})}), reply_to=message)

@@ -1,0 +1,196 @@
+"""A hostile app in its block, in both enclosures: what it reaches, and what leaves the block."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discreet.guard.enclosure import LANDLOCK_NEEDS, landlock_version
+from discreet.ledger.rollback_guard import STATE_VARIABLE
+from tests.guard.made import SIZE
+from tests.guard.unprivileged import NOBODY, ROOT, as_nobody, why_not
+
+SLOT = 6.0
+
+
+def can_not(enclosure: str) -> str:
+    """The reason why an enclosure can't be had here."""
+    if enclosure == "bubblewrap" and shutil.which("bwrap") is None:
+        return "needs bubblewrap: apt-get install bubblewrap"
+    if enclosure == "landlock" and landlock_version() < LANDLOCK_NEEDS:
+        return f"needs Landlock {LANDLOCK_NEEDS} (Linux 6.12)"
+    if enclosure == "landlock" and os.geteuid() != 0:
+        return "needs root, which mounts Python read-only for it"
+    return why_not()
+
+
+class Enclosed:
+    """A guard's sandbox in another process, without rights, that is asked for attacks."""
+
+    def __init__(self, enclosure: str, folder: Path) -> None:
+        command = [sys.executable, "-m", "tests.guard.playing", str(folder / "guard"), enclosure]
+        environment = {**os.environ, STATE_VARIABLE: str(folder / "state"), "HOME": str(folder)}
+        environment |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.process = subprocess.Popen(
+            as_nobody(command, read_only=enclosure == "landlock"),
+            env=environment, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.enclosure = enclosure
+        assert self._line() == {"ready": True}
+
+    def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the guard did not start"
+        return dict(json.loads(line))
+
+    def asked(self, attack: str, **how: object) -> dict[str, Any]:
+        """What comes of an attack."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"attack": attack, **how}) + "\n")
+        self.process.stdin.flush()
+        said = self._line()
+        assert "error" not in said, said
+        return said
+
+    def block(self, attack: str, **how: object) -> dict[str, Any]:
+        """What comes of an attack in one block."""
+        (block,) = self.asked(attack, **how)["blocks"]
+        return dict(block)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
+def enclosed(request: pytest.FixtureRequest) -> Iterator[Enclosed]:
+    if reason := can_not(request.param):
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="guard-"))
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    made = Enclosed(request.param, folder)
+    yield made
+    made.close()
+    shutil.rmtree(folder)
+
+
+def reached(enclosed: Enclosed, attack: str, **how: object) -> dict[str, Any]:
+    """What an attack has reached, and that it was tried to its end."""
+    found = enclosed.block(attack, **how)["reached"]
+    assert found is not None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def test_an_honest_app_gives_its_vector(enclosed: Enclosed) -> None:
+    assert enclosed.block("")["vector"] == [0.0] * SIZE
+
+
+def test_no_socket_leads_out(enclosed: Enclosed) -> None:
+    assert reached(enclosed, "network") == {}
+
+
+def test_no_file_of_the_site_is_seen(enclosed: Enclosed) -> None:
+    assert reached(enclosed, "files") == {}
+
+
+def test_no_other_process_is_reached(enclosed: Enclosed) -> None:
+    assert reached(enclosed, "processes") == {}
+
+
+def test_no_right_is_got_back(enclosed: Enclosed) -> None:
+    assert reached(enclosed, "rights") == {}
+
+
+def test_nothing_is_left_for_the_next_block(enclosed: Enclosed) -> None:
+    first, second = enclosed.asked("writable", blocks=[0, 1])["blocks"]
+    assert [first["reached"], second["reached"]] == [{"found": None, "outside": None}] * 2
+
+
+def test_no_file_outside_is_marked(enclosed: Enclosed) -> None:
+    if enclosed.enclosure == "landlock":
+        assert reached(enclosed, "changed") == {}
+    else:
+        assert enclosed.block("changed")["vector"] is None  # the file is not there
+
+
+def test_a_state_comes_back_to_its_own_block_alone(enclosed: Enclosed) -> None:
+    assert enclosed.block("kept", blocks=[0])["reached"] == {"before": None}
+    assert enclosed.block("kept", blocks=[1])["reached"] == {"before": None}
+    again = enclosed.block("kept", blocks=[0])["reached"]
+    assert again["before"] is not None
+
+
+def test_a_daemon_ends_with_its_block(enclosed: Enclosed) -> None:
+    before = len(enclosed.asked("")["processes"])
+    enclosed.asked("daemon")
+    assert len(enclosed.asked("")["processes"]) <= before + 1  # a keeper that is just ending
+
+
+@pytest.mark.parametrize("attack", ["fork_bomb", "memory", "disk"])
+def test_a_block_that_uses_too_much_is_held_and_the_next_one_runs(enclosed: Enclosed, attack: str) -> None:
+    said = enclosed.asked(attack)
+    (block,) = said["blocks"]
+    assert said["seconds"] < SLOT + 1
+    if block["reached"] is not None:
+        assert block["reached"].get("megabytes", 0) <= 64
+        assert block["reached"].get("forks") is None
+    assert enclosed.block("")["vector"] == [0.0] * SIZE
+
+
+def test_a_flood_of_prints_is_cut_off(enclosed: Enclosed) -> None:
+    block = enclosed.block("flood")
+    assert (block["printed"], block["vector"]) == (1 << 16, [0.0] * SIZE)
+
+
+def test_a_block_that_sleeps_is_ended_in_its_slot(enclosed: Enclosed) -> None:
+    said = enclosed.asked("sleep", blocks=[0, 1])
+    assert [block["vector"] for block in said["blocks"]] == [None, None]
+    assert 2 * SLOT <= said["seconds"] < 2 * SLOT + 2
+
+
+@pytest.mark.parametrize("attack", ["raise", "exit", "shape", "names", "much"])
+def test_a_block_that_fails_in_any_way_gives_nothing(enclosed: Enclosed, attack: str) -> None:
+    block = enclosed.block(attack)
+    assert (block["vector"], block["state"]) == (None, 0)
+
+
+def test_what_is_not_the_arrays_that_were_sent_is_not_read(enclosed: Enclosed) -> None:
+    assert enclosed.block("records")["vector"] == [0.0] * SIZE
+    assert enclosed.block("another")["vector"] == [0.0] * SIZE
+
+
+def test_bytes_in_every_descriptor_are_numbers_of_the_one_vector(enclosed: Enclosed) -> None:
+    block = enclosed.block("descriptors", blocks=[1])
+    assert len(block["vector"]) == SIZE
+    enclosed.asked("kept", blocks=[1])  # its state is spoilt for itself alone
+    assert enclosed.block("", blocks=[0])["vector"] == [0.0] * SIZE
+
+
+def test_nan_comes_as_nan_and_is_dropped_by_the_release(enclosed: Enclosed) -> None:
+    assert all(math.isnan(value) for value in enclosed.block("nan")["vector"])
+    weight = enclosed.asked("nan", answer=True)["content"]["arrays"]["weight"]
+    assert all(math.isfinite(value) for row in weight for value in row)
+
+
+@pytest.mark.parametrize("attack", ["rows", "records", "raise", "another", "descriptors"])
+def test_a_reply_has_the_arrays_and_the_number_of_blocks_alone(enclosed: Enclosed, attack: str) -> None:
+    said = enclosed.asked(attack, answer=True)
+    assert said["content"].keys() == {"arrays", "metrics"}
+    assert said["content"]["metrics"] == {"num-examples": 2}
+    assert said["content"]["arrays"].keys() == {"weight", "bias"}
+    assert all(abs(value) < 40 for row in said["content"]["arrays"]["weight"] for value in row)

@@ -1,0 +1,79 @@
+"""Four guarded sites on this machine, each a SuperNode of its own, and apps that nobody there has read."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from discreet.deployment.local_federation import Federation
+from discreet.guard.patient_blocks import split_site
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.ledger.rollback_guard import STATE_VARIABLE
+from tests.guard.guarded_sites import PATIENTS_APP, guarded_federation, open_folder, run
+from tests.guard.made import HOSTILE, guard_toml
+from tests.guard.test_attacks import can_not
+
+SITES, BLOCKS, ROUNDS, NOISE, DELTA = 4, 4, 2, 4.0, 1e-5
+
+
+def make_site(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site with forty patients, whose first feature tells the disease."""
+    folder.mkdir(mode=0o700)
+    draw = random.Random(4021 + number)
+    rows = [(draw.random() * 2 - 1, draw.random() * 2 - 1) for _ in range(40)]
+    lines = [f"p{place},{one},{two},{int(one > 0)}" for place, (one, two) in enumerate(rows)]
+    table = folder / "train.csv"
+    table.write_text("\n".join(["patient,one,two,disease", *lines]) + "\n")
+    split_site(table, folder / "site", id_column="patient", count=BLOCKS)
+    table.unlink()
+    monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
+    DurableLedger.create(folder / "ledger.db")
+    guard_toml(folder, blocks=BLOCKS, at_once=BLOCKS, clip_norm=1.0, block_seconds=12.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sites() -> Iterator[tuple[Federation, list[Path]]]:
+    if reason := can_not("bubblewrap"):
+        pytest.skip(reason)
+    with open_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        made = [make_site(folder / f"site-{number}", number, patch) for number in range(SITES)]
+        with guarded_federation(folder / "federation", made) as federation:
+            yield federation, made
+
+
+def test_an_ordinary_app_trains_and_each_site_has_paid(
+    sites: tuple[Federation, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, folders = sites
+    test = federation.folder / "test.csv"
+    test.write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
+    config = {"features": 2, "test": str(test), "guard_noise_multiplier": NOISE}
+    said = run(federation, "patients", PATIENTS_APP, num_server_rounds=ROUNDS, server_momentum=0.0, **config)
+    assert len(re.findall(r"Received 4 results and 0 failures", said)) == ROUNDS, said
+    expected = PLDAccountant().compose(GaussianDpEvent(NOISE), ROUNDS).get_epsilon(DELTA)
+    for folder in folders:
+        monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
+        assert DurableLedger(folder / "ledger.db").spent("patient").epsilon(DELTA) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("attack", ["records", "raise"])
+def test_the_server_of_a_hostile_app_sees_noised_arrays_and_a_constant(
+    sites: tuple[Federation, list[Path]], attack: str
+) -> None:
+    federation, _ = sites
+    said = run(federation, f"hostile-{attack}", HOSTILE, attack=attack)
+    seen = [json.loads(line.partition("SEEN ")[2]) for line in said.splitlines() if "SEEN " in line]
+    assert len(seen) == SITES, said
+    for each in seen:
+        assert each.keys() == {"arrays", "metrics"}
+        assert each["metrics"] == {"num-examples": BLOCKS}
+        assert all(0 < value < math.inf for value in each["arrays"].values())

@@ -1,0 +1,105 @@
+"""A server can't occupy a node: the steps and the seconds of one message have an end, which the owner sets."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from discreet.flower.serving import encode_request, parameters_record
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.account import Refused
+from discreet.node.app import answered, train
+from discreet.node.policy import ClientPolicy
+from discreet.node.time_limit import at_most
+from tests.node.clients import EXAMPLE, client, config, examples, params_of, request
+
+NODE: dict[str, str | int] = {"partition-id": 1, "num-partitions": 12}
+DIGITS = ("data.name=digits", "data.num_clients=12", "model.name=logistic_regression", "privacy.delta=1e-3")
+
+
+def message(*words: str, ttl: float = 3600.0) -> Message:
+    asked = request(config(*DIGITS, *words))
+    return Message(encode_request(asked, parameters_record(torch.zeros(650))), 1, "train", ttl=ttl)
+
+
+def reply(asked: Message, **node: str | int) -> Message:
+    return train(asked, Context(1, 1, {**NODE, **node}, RecordDict(), {}))
+
+
+ENDLESS = ("training.epochs=100000000", "privacy.user.noise_multiplier=1000", "privacy.user.target_epsilon=null")
+
+
+def test_a_server_that_asks_for_endless_steps_is_refused_by_every_policy() -> None:
+    assert "allows 1000000 local steps" in reply(message(*ENDLESS)).error.reason
+
+
+def test_an_owner_says_how_many_steps_a_message_may_ask_for() -> None:
+    who = client(examples(20), None, policy=ClientPolicy(max_steps=9))
+    for epochs, said in ((2, "allows 9 local steps; this message asks for 10"), (1, "has no ledger")):
+        with pytest.raises(Refused, match=said):
+            who.answer(request(config(*EXAMPLE, f"training.epochs={epochs}")), params_of(who.model))
+
+
+@pytest.mark.parametrize("limit", ["time to live", "max-seconds"])
+def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(limit: str, tmp_path: Path) -> None:
+    DurableLedger.create(tmp_path / "ledger.db")
+    words = ("training.epochs=20000", *EXAMPLE[:1], *EXAMPLE[-2:])
+    ttl, most = (1.0, 86_400) if limit == "time to live" else (3600.0, 1)
+    started = time.monotonic()
+    answer = reply(message(*words, ttl=ttl), ledger=str(tmp_path / "ledger.db"), **{"max-seconds": most})
+    assert answer.error.reason == "the work of this message took 1 s, the most that this node allows"
+    assert time.monotonic() - started < 30
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases > 0  # charged before, and stays so
+
+
+def stubborn() -> RecordDict:
+    while True:
+        try:
+            time.sleep(0.01)
+        except Exception:  # noqa: BLE001 - as apps are written
+            continue
+
+
+def test_an_app_that_holds_up_every_exception_ends_too() -> None:
+    asked = Message(RecordDict({"config": ConfigRecord()}), 1, "train", ttl=0.2)
+    assert "took 0.2 s" in answered(asked, stubborn, {}).error.reason
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_message_without_time_is_not_worked_on(seconds: float) -> None:
+    with pytest.raises(Refused, match="has passed its time to live"), at_most(seconds):
+        raise AssertionError("the block ran")
+
+
+def test_the_alarm_of_whoever_calls_goes_on() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
+    left = signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with at_most(30.0):
+            time.sleep(0.3)
+        time.sleep(0.1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *left)
+        signal.signal(signal.SIGALRM, before)
+    assert heard == [signal.SIGALRM]
+
+
+def test_outside_the_main_thread_late_work_is_refused_when_it_is_done() -> None:
+    said: list[str] = []
+
+    def late() -> None:
+        with pytest.raises(Refused, match=r"took 0\.05 s") as refused, at_most(0.05):
+            time.sleep(0.1)
+        said.append(str(refused.value))
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    thread.join()
+    assert len(said) == 1

@@ -1,0 +1,111 @@
+"""An exported model: PyTorch and scikit-learn load it without Discreet, and it gives the numbers of the run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from discreet.evaluation.predictions import load_model
+from discreet.settings.compose import load_config
+from discreet.simulation.in_process import simulate
+from tests.command import export, predict
+from tests.tables.made_tables import make_project
+
+ALONE = """
+import builtins, json, sys
+import pandas
+sys.path.insert(0, sys.argv[1])
+real = builtins.__import__
+def checked(name, *rest, **more):
+    assert name.split(".")[0] != "discreet", name
+    return real(name, *rest, **more)
+builtins.__import__ = checked
+from classifier import Classifier
+from sklearn.metrics import roc_auc_score
+rows = pandas.read_csv(sys.argv[2], sep=";", dtype=str, keep_default_na=False)
+model = Classifier()
+said = model.predict_proba(rows)
+print(json.dumps([said.tolist(), model.predict(rows).tolist()]))
+assert 0 <= roc_auc_score(rows["readmitted"] == "yes", said[:, 1]) <= 1
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a messy table and a run of two rounds."""
+    folder = make_project(tmp_path_factory.mktemp("table"), people=60)
+    words = ["experiment=table", f"data.path={folder}", "data.num_clients=60", "rounds=2", "seed=40127"]
+    simulate(load_config([*words, f"output_dir={folder / 'run'}"]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(project: Path) -> Path:
+    assert export([str(project / "run"), str(project / "out")]) == 0
+    return project / "out"
+
+
+def test_scikit_learn_gives_the_numbers_of_the_run_without_discreet(project: Path, exported: Path) -> None:
+    words = [sys.executable, "-W", "ignore", "-c", ALONE, exported, project / "test.csv"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, classes = json.loads(done.stdout)
+    assert predict([str(project / "run"), "--data", str(project / "test.csv")]) == 0
+    with (project / "run" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert np.array(said)[:, 1] == pytest.approx([float(row["probability_yes"]) for row in rows], abs=1e-5)
+    assert classes == [row["prediction"] for row in rows]
+
+
+def test_the_example_has_at_most_fifteen_lines_of_code_and_was_run(exported: Path) -> None:
+    code = (exported / "example.py").read_text()
+    assert sum(bool(line.strip()) and not line.startswith("#") for line in code.splitlines()) <= 15
+    card = (exported / "README.md").read_text()
+    assert code in card
+    assert "['no' 'yes'] [[0." in card
+
+
+def test_the_model_card_has_metadata_the_guarantee_and_the_scores(exported: Path) -> None:
+    _, head, text = (exported / "README.md").read_text().split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    scores = {each["type"] for each in metadata["model-index"][0]["results"][0]["metrics"]}
+    assert {"accuracy", "auc", "loss"} <= scores
+    for said in ("| user | 8 |", "add or remove one client", "Not covered:", "drawn from a seed", "constant guess"):
+        assert said in text, said
+
+
+def test_the_description_that_was_saved_holds_and_what_differs_is_named(
+    project: Path, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, toml = load_model(project / "run").description, (project / "data.toml").read_text()
+    words = [str(project / "run"), "--data", str(project / "test.csv"), "--out", str(project / "said.csv")]
+    assert predict(words) == 0
+    first, _ = (project / "said.csv").read_text(), capsys.readouterr()
+    (project / "data.toml").write_text(toml.replace("age = [0, 100]", "age = [0, 50]"))
+    assert predict(words) == 0
+    assert "data.toml says otherwise by now of columns.age" in capsys.readouterr().err
+    (project / "data.toml").unlink()
+    assert predict(words) == 0
+    (project / "data.toml").write_text(toml)
+    assert (project / "said.csv").read_text() == first
+    assert load_model(project / "run").description == before
+
+
+def test_a_folder_that_holds_something_and_a_run_without_description_are_refused(
+    project: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(project / "run"), str(exported)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("model.safetensors", "config.yaml"):
+        (old / name).write_bytes((project / "run" / name).read_bytes())
+    assert export([str(old), str(tmp_path / "out")]) == 2
+    assert "has no model.json" in capsys.readouterr().err
