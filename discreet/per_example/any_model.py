@@ -21,7 +21,7 @@ from discreet.per_example.branches import Split
 from discreet.per_example.functions import called_inside, function_of
 from discreet.per_example.layer_rules import RULES
 from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, filled, rows_of
-from discreet.per_example.passes import FEWEST, side_by_side
+from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
 from discreet.per_example.refusals import Unserved
 from discreet.per_example.terms import Rows, Term
 
@@ -80,11 +80,14 @@ def _rows(objective: Objective, found: Iterable[Tensor]) -> list[Term]:
 
 
 def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:
-    """The gradient of LOSS_SCALE times the loss of a batch of one, by plain autograd, zero for parameters that are not
+    """The gradient of LOSS_SCALE times the loss of a batch of one example, or unit, by plain autograd, zero for parameters that are not
     used."""
     parameters = objective.trainable()
     with torch.enable_grad(), OfMany():
-        losses = objective.losses(objective.outputs(inputs), targets)
+        if objective.of_units:
+            losses = objective.unit_loss(*(rows_of(tree, 0) for tree in (inputs, targets)))
+        else:
+            losses = objective.losses(objective.outputs(inputs), targets)
     if not losses.requires_grad:
         return [torch.zeros_like(value) for value in parameters]
     scale = torch.full_like(losses, LOSS_SCALE)
@@ -104,7 +107,7 @@ def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, module
     alone = Alone({}, rows, modules, rules=RULES)
     try:
         with put_back(modules):
-            found = side_by_side(alone, forward, filled(inputs, rows))
+            found = side_by_side(alone, forward, as_batches_of_one(filled(inputs, rows)))
         alone.check()
         return [value.detach().squeeze(1)[:count] for value in found]
     except Split as split:

@@ -89,18 +89,19 @@ def _embedding_bag(alone: Alone, input: Tensor, weight: Tensor, offsets: Any = N
     if offsets is not None or named.get("per_sample_weights") is not None or input.dim() != 2 or is_lane(weight):
         return NotImplemented
     slot, ids = alone.slot(weight), alone.rows(input)
-    if slot is None or mode not in ("sum", "mean") or ids.shape[1] != 1:
+    if slot is None or mode not in ("sum", "mean"):
         return NotImplemented
-    ids = ids[:, 0]
-    outputs = functional.embedding_bag(ids, weight, mode=mode, padding_idx=padding)
+    bags = ids.flatten(0, 1)
+    outputs = functional.embedding_bag(bags, weight, mode=mode, padding_idx=padding)
 
     def terms(grads: Tensor) -> list[Term]:
-        shares = torch.ones_like(ids, dtype=grads.dtype) if padding is None else (ids != padding).to(grads)
+        shares = torch.ones_like(bags, dtype=grads.dtype) if padding is None else (bags != padding).to(grads)
         if mode == "mean":
             shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
-        return [Lookup(slot, ids.long(), shares.unsqueeze(2) * grads.unsqueeze(1))]
+        rows = parted(shares.unsqueeze(2) * grads.unsqueeze(1), alone.count).flatten(1, 2)
+        return [Lookup(slot, ids.long().flatten(1), rows)]
 
-    return alone.note(outputs, terms).unsqueeze(1)
+    return parted(alone.note(outputs, terms), alone.count)
 
 
 Gather = Callable[[Tensor], Tensor]

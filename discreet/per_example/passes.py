@@ -105,6 +105,8 @@ def _forward(objective: Objective, alone: Alone, inputs: Tree, targets: Tree) ->
 
     def single(example: Tree, target: Tree) -> Tensor:
         nonlocal keeps
+        if objective.of_units:
+            return objective.unit_loss(example, target)
         outputs = objective.outputs(example)
         rows = isinstance(outputs, Tensor) and outputs.shape[:1] == (1,)
         keeps = objective.is_own_loss and rows
@@ -113,14 +115,15 @@ def _forward(objective: Objective, alone: Alone, inputs: Tree, targets: Tree) ->
         with objective.casting():
             return one_each(objective.loss(outputs, target), 1)
 
-    found = side_by_side(alone, single, inputs, targets)
+    given = (inputs, targets) if objective.of_units else map(as_batches_of_one, (inputs, targets))
+    found = side_by_side(alone, single, *given)
     with torch.enable_grad():
         rows = found.squeeze(1)
     return (rows, None) if keeps else (None, rows)
 
 
 def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
-    """What a function gives for each example, (n, ...), which it sees as a batch of one, under vmap.
+    """What a function gives for each row of the trees, (n, ...), which it sees by itself, under vmap.
 
     Raises:
       Unserved: vmap can't follow it, and why.
@@ -128,7 +131,6 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
     """
     if any(not isinstance(part, Tensor) for part in batches_in(trees)):
         raise Unserved("graphs have different sizes")
-    batches = [mapped(lambda values: values.unsqueeze(1), tree) for tree in trees]
 
     def entered(*examples: Tree) -> Any:
         with alone:
@@ -138,13 +140,18 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
         # Of PyTorch on itself: an operation without a batching rule is slower.
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         try:
-            return vmap(entered, randomness="different")(*batches)
+            return vmap(entered, randomness="different")(*trees)
         except ValueError as error:
             if not _is_of_vmap(error):
                 raise
             raise Unserved(_reason(error)) from error
         except CONFUSED as error:
             raise Unserved(_reason(error)) from error
+
+
+def as_batches_of_one(tree: Tree) -> Tree:
+    """Examples (n, ...) as n batches of one, (n, 1, ...)."""
+    return mapped(lambda values: values.unsqueeze(1) if isinstance(values, Tensor) else values, tree)
 
 
 def _is_of_vmap(error: ValueError) -> bool:

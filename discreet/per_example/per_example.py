@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -93,6 +94,64 @@ def clipped_gradient_sum(
     """
     check_clip(clip_norm, "clip_norm")
     return _clipped_sum(objective_of(model, loss), inputs, targets, clip_norm)
+
+
+def clipped_sum_by_owner(
+    model: nn.Module,
+    inputs: Tree,
+    owners: Tensor,
+    *,
+    targets: Tree = None,
+    clip_norm: float,
+    loss: Loss = cross_entropy,
+) -> tuple[Tensor, Tensor]:
+    """As `clipped_gradient_sum`, of the gradients of owners: that of the mean loss over an owner's rows, clipped as one.
+
+    Args:
+      owners: (n,), whole numbers: the owner of each row.
+
+    Returns:
+      total, (num_params,), and the norms of the owners in the order of their numbers. Adding or removing an owner with
+      all its rows changes total by at most C.
+    """
+    check_clip(clip_norm, "clip_norm")
+    objective, inputs = objective_of(model, loss), as_tree(inputs)
+    targets = inputs if targets is None else as_tree(targets)
+    if count_of(inputs, targets) != len(owners):
+        raise ValueError(f"owners must be one for each row, {count_of(inputs)}, not {len(owners)}")
+    _, units, sizes = torch.unique(owners, return_inverse=True, return_counts=True)
+    if len(owners) == 0 or not objective.slots:
+        return objective.parts().total(), objective.zeros(len(sizes))
+    with torch.set_grad_enabled(False), objective.casting(on=False):
+        reason, questions = _tried(objective, inputs, targets)
+        parts = _of_owners(replace(objective, of_units=True), (inputs, targets), (units, sizes), (reason, questions))
+        with unmoved(model):
+            return _summed(objective, parts, clip_norm, len(sizes))
+
+
+def _of_owners(
+    objective: Objective, trees: tuple[Tree, Tree], of: tuple[Tensor, Tensor], found: tuple[str, Questions]
+) -> Iterator[Part]:
+    """Passes for owners with as many rows as each other. `of`: the owner of each row, and the rows of each owner."""
+    units, sizes = of
+    order = units.argsort(stable=True)
+    starts = sizes.cumsum(0) - sizes
+    for size in sizes.unique().tolist():
+        owners = (sizes == size).nonzero().squeeze(1)
+        rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
+        inputs, targets = (rows_of(tree, rows) for tree in trees)
+        for part in _parts(objective, inputs, targets, found):
+            yield Part(owners if part.places is None else owners[part.places], part.rows, part.terms)
+
+
+def _parts(objective: Objective, inputs: Tree, targets: Tree, found: tuple[str, Questions]) -> list[Part]:
+    reason, questions = found
+    if not reason:
+        try:
+            return list(passes(objective, inputs, targets, questions))
+        except Unserved as error:
+            reason = str(error)
+    return list(_built(objective, inputs, targets, reason))
 
 
 def l1_clipped_gradient_sum(

@@ -125,12 +125,16 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
         afters.append(state[0])
     before, after = (torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters))
 
+    def of_each(values: Tensor) -> Tensor:
+        """(n * k, T, d) -> (n, k * T, d)."""
+        return values if len(values) == alone.count else parted(values, alone.count).flatten(1, 2)
+
     def of_hidden(grads: Tensor) -> list[Term]:
-        return product_terms(hidden[0], hidden[1], before, grads) if any(hidden) else []
+        return product_terms(hidden[0], hidden[1], of_each(before), of_each(grads)) if any(hidden) else []
 
     def of_gates(grads: Tensor) -> list[Term]:
         rows = grads.view(gates.shape)
-        terms = product_terms(own[0], own[1], inputs, rows) if any(own) else []
+        terms = product_terms(own[0], own[1], of_each(inputs), of_each(rows)) if any(own) else []
         return [*terms, *of_hidden(rows)] if added is None else terms
 
     if any((*own, *hidden)):
@@ -151,10 +155,8 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
         return NotImplemented
     values = alone.rows(inputs)
     if not packed:
-        if values.shape[1 if batch_first else 2] != 1:
-            return NotImplemented
-        values = values.squeeze(1 if batch_first else 2)
-    states = [alone.rows(value).squeeze(2) for value in starts]  # (n, layers, hidden)
+        values = (values if batch_first else values.transpose(1, 2)).flatten(0, 1)  # (n * k, T, d)
+    states = [alone.rows(value).transpose(1, 2).flatten(0, 1) for value in starts]  # (n * k, layers, hidden)
     ends = list[State]()
     for layer in range(count):
         if layer and training and dropout:
@@ -168,30 +170,29 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
             found.append(after)
             ends.append(end)
         values = torch.cat(found, dim=2) if both else found[0]
-    last = [torch.stack(parts, 1).unsqueeze(2) for parts in zip(*ends, strict=True)]
-    outputs = values if packed else values.unsqueeze(1 if batch_first else 2)
-    return (outputs, *last)
+    last = [parted(torch.stack(parts, 1), alone.count).transpose(1, 2) for parts in zip(*ends, strict=True)]
+    if not packed:
+        values = parted(values, alone.count)
+        values = values if batch_first else values.transpose(1, 2)
+    return (values, *last)
 
 
 def _single(kind: str, alone: Alone, inputs: Tensor, start: Any, *parameters: Any) -> Any:
     states: State = tuple(start) if kind == "lstm" else (start,)
     if inputs.dim() != 2 or any(map(is_lane, parameters)):
         return NotImplemented
-    rows, *befores = (alone.rows(value) for value in (inputs, *states))
-    if rows.shape[1] != 1:
-        return NotImplemented
+    rows, *befores = (alone.rows(value).flatten(0, 1).unsqueeze(1) for value in (inputs, *states))
     _, end = _run(alone, _Weights(kind, False, *parameters), rows, tuple(value[:, 0] for value in befores))
-    found = tuple(value.unsqueeze(1) for value in end)
+    found = tuple(parted(value, alone.count) for value in end)
     return found if kind == "lstm" else found[0]
 
 
 def _own(alone: Alone, inputs: Tensor, *parameters: Any) -> Any:
-    rows = alone.rows(inputs)
-    if rows.shape[1] != 1 or any(map(is_lane, parameters)):
+    if any(map(is_lane, parameters)):
         return NotImplemented
-    rows = rows[:, 0]
+    rows = alone.rows(inputs).flatten(0, 1)
     start = rows.new_zeros(len(rows), parameters[1].shape[1])
-    return _run(alone, _Weights("lstm", False, *parameters), rows, (start, start))[0].unsqueeze(1)
+    return parted(_run(alone, _Weights("lstm", False, *parameters), rows, (start, start))[0], alone.count)
 
 
 RECURRENT_RULES: dict[str, Rule] = {
