@@ -85,8 +85,9 @@ class ClientPolicy:
 
 FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
 FILE = "policy"  # the key of a node that names a file with a policy
+TASK = "task"  # the key of a node that names the demonstration data of which it has a share
 # Other keys of a node, here because none of them is a misspelt one of a policy.
-OTHERS = {"data", "ledger", "name", "identity-key", "peers", "masking-state", "partition-id", "num-partitions"}
+OTHERS = {"data", "ledger", "name", "identity-key", "peers", "masking-state", "partition-id", "num-partitions", TASK}
 OF_PRIVACY = {"epsilon", "eps", "delta", "noise", "privacy", "policy", "secure"}  # words of what is meant for a policy
 ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 

@@ -86,7 +86,7 @@ def read_tune(output: Path) -> Tune:
         return Tune(**{**stored, "trials": [Trial(**trial) for trial in stored["trials"]]})
     except FileNotFoundError as error:
         raise ConfigError(f"--output {output} holds no unfinished tune: leave out --resume to begin one") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{output / TUNE_FILE} is damaged: {error}") from error
 
 

@@ -13,7 +13,8 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from benchmarks import per_example_speed as per_example
-from discreet.cli.main import ANYWHERE, IN_A_PROJECT, main
+from discreet.cli.main import main
+from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.plan import Plan

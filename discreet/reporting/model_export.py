@@ -49,7 +49,7 @@ class Normalised(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of inputs (n, *input_shape)."""
-        outputs: Tensor = self.model((inputs - self.means) / self.deviations)
+        outputs: Tensor = self.model((inputs - self.get_buffer("means")) / self.get_buffer("deviations"))
         return outputs
 
 
