@@ -312,7 +312,7 @@ BY_TEST = {
     ),
     "simulation/test_secure.py::test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened": Fault(
         "a simulation opens a sum of fewer clients than may be left",
-        "simulation.in_process:InTheClear.ask",
+        "simulation.in_process:UnmaskedSum.ask",
         lambda real: lambda self, *asked: real(replace(self, fewest=0), *asked),
     ),
     "node/test_secure_doors.py::test_a_client_gives_no_exact_values_of_a_masked_run": Fault(

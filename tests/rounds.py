@@ -12,7 +12,7 @@ from torch import Tensor
 
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import Released, RoundStart
-from discreet.mechanisms.sums import AnswerMechanism, Reply
+from discreet.mechanisms.sums import AnswerMechanism, UsableReply
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
 from discreet.queries.query import Sums
@@ -39,12 +39,12 @@ class Everybody:
 class Answered:
     """Clients whose replies are there already."""
 
-    replies: Iterable[Reply]
+    replies: Iterable[UsableReply]
 
     def available_clients(self) -> Sequence[int]:
         return ()
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Reply]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[UsableReply]:
         return self.replies
 
 
@@ -88,7 +88,7 @@ class RoundPlan:
 def round_of(
     mechanism: Mechanism,
     state: State,
-    replies: Iterable[Reply],
+    replies: Iterable[UsableReply],
     source: RandomSource,
     *,
     optimizer: ServerOptimizer = ServerSGD(),  # noqa: B008
@@ -101,7 +101,7 @@ def round_of(
     return one_round(state, plan, Answered(replies), ledger, cast(RandomSource, Unsplit(source)))
 
 
-def query_of(answers: AnswerMechanism, replies: Iterable[Reply], source: RandomSource, charge: Charge = free) -> Sums:
+def query_of(answers: AnswerMechanism, replies: Iterable[UsableReply], source: RandomSource, charge: Charge = free) -> Sums:
     """The noised sum of the answers of a cohort that is asked for nothing else."""
     ledger = RunLedger(cast(Any, OnlyCharges(charge)))
     return one_query(RoundStart(0, torch.zeros(0), 1.0), answers, replies, ledger, source)

@@ -19,7 +19,7 @@ from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.sums import UnopenedSum, UpdateRows
-from discreet.node.client import Values, noised_vector
+from discreet.node.client import ExactReply, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply
@@ -196,7 +196,7 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
             total += vector.encode(None, C) + vector.noise(own)
         else:
             reply = client(share, source=own).answer(asked, params)
-            total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
+            total += noised_vector(vector, ExactReply(reply.update, reply.below), asked, own)
     state = State(0, params, torch.zeros_like(params), C)
     return list(round_of(MASKED_MODEL, state, [UnopenedSum(lambda: vector.centred(total), 3)], source))
 

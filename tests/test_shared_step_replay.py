@@ -26,7 +26,7 @@ from discreet.server.plan import Plan
 from discreet.server.state import initial_state
 from discreet.simulation.chunk import shared_examples
 from discreet.simulation.cohort import BatchedTransport, Engine
-from discreet.simulation.in_process import InTheClear
+from discreet.simulation.in_process import UnmaskedSum
 from discreet.simulation.layer_sequence import sequence_of
 from tests.node.clients import DIMS, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
@@ -78,7 +78,7 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     plan, data, held = Plan(RUN), shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows)
     engine = Engine(plan.settings.seed, plan.mechanism, data, held, layers, chunk=3, workers=1, vector=vector)
     with BatchedTransport(plan, engine, accounts=None) as transport:
-        clear = InTheClear(transport, vector, 3)
+        clear = UnmaskedSum(transport, vector, 3)
         (unopened,) = clear.ask(TrainRequest(number, math.inf, transport.plan.run), params, range(3))
         return unopened
 

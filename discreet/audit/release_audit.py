@@ -32,7 +32,7 @@ from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerMechanism, PartialReply, UnopenedSum
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused
-from discreet.node.client import Client, Values, noised_vector
+from discreet.node.client import Client, ExactReply, noised_vector
 from discreet.node.policy import ClientPolicy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
@@ -150,7 +150,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     vector = plan.mechanism.participation.vector
     if vector is not None:
         request = TrainRequest(before + 1, start.clip_norm, plan.run, work=Work(trains, EVALUATION if rates else ""))
-        silent = replace(request, work=Work(trains=False, query=NOTHING)), Values(values.update)
+        silent = replace(request, work=Work(trains=False, query=NOTHING)), ExactReply(values.update)
         replies = vectors(vector, [(request, values), silent, silent])
     elif trains:
         total: PartialReply = plan.mechanism.add_up([TrainReply(1, values.update, values.below)], start).part()
@@ -255,7 +255,7 @@ def _released(privacy: LocalPrivacy, training: LocalSettings, included: int, sou
     return release_step(model, examples, training=training, privacy=privacy, source=source)
 
 
-def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, Values, Values]:
+def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply, ExactReply]:
     """The request of a run's first step, its parameters, and client 0's answer without the canary and with it."""
     model, examples = model_and_examples(plan, task)
     if len(examples) == 0:
@@ -303,15 +303,15 @@ def _of_answers(answers: AnswerMechanism, start: RoundStart, replies: Replies) -
     return score
 
 
-def _far(update: Tensor, length: int | None, *, below: bool = False) -> Values:
+def _far(update: Tensor, length: int | None, *, below: bool = False) -> ExactReply:
     """An update, and an answer of this length that is far longer than may be, if the round has answers."""
     answer = None if length is None else torch.zeros(length)
     if answer is not None:
         answer[0] = LONG
-    return Values(update.float(), below, answer)
+    return ExactReply(update.float(), below, answer)
 
 
-def _replies(values: Values) -> Replies:
+def _replies(values: ExactReply) -> Replies:
     """Those of a cohort of which the canary alone replies."""
 
     def replies(sent: int, source: RandomSource) -> list[TrainReply]:
@@ -321,7 +321,7 @@ def _replies(values: Values) -> Replies:
     return replies
 
 
-def vectors(vector: SecureSum, parts: Sequence[tuple[TrainRequest, Values]]) -> Replies:
+def vectors(vector: SecureSum, parts: Sequence[tuple[TrainRequest, ExactReply]]) -> Replies:
     """The sum of clients' noised vectors, as a server reads it. `parts`: of the canary's client with the canary and
     without, and of each other honest client."""
     within, without, other = parts

@@ -41,7 +41,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.central_gaussian import noise_of
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import RoundStart
-from discreet.mechanisms.sums import PartialReply, Reply
+from discreet.mechanisms.sums import PartialReply, UsableReply
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.queries.scores import unrated
@@ -50,7 +50,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.session import opened
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
-from discreet.server.transport import Brought, ReplyStats, Transport
+from discreet.server.transport import Reply, ReplyStats, Transport
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import virtual_clients
@@ -202,7 +202,7 @@ class CanaryTransport:
         self.inner, self.canaries, self.honest = inner, canaries, honest
         self.user, self.replaced = user, replaced
         self.start = RoundStart(0, torch.zeros(len(canaries.signs)), 1.0)
-        self.others = list[Reply]()
+        self.others = list[UsableReply]()
 
     def part(self) -> PartialReply:
         """The sum of what honest clients sent in the last round."""
@@ -214,7 +214,7 @@ class CanaryTransport:
         there = np.ones_like(self.canaries.included) if self.replaced else self.canaries.included
         return [*range(self.honest), *(self.honest + np.flatnonzero(there)).tolist()]
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Brought]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
         """Replies of the honest clients of a cohort, then of its canaries."""
         self.start, self.others = RoundStart(asked.round - 1, params, asked.clip_norm), []
         if self.inner is not None:

@@ -195,7 +195,8 @@ class LoopPlan:
         if isinstance(self.clips, ClipConfig):
             stddev, counting = self.count_stddev, source.child("step", step).child("count")
             below = float(Gaussian(stddev / BIT_SENSITIVITY).add_noise(centred_count, BIT_SENSITIVITY, counting))
-            following, _ = self.clips.moved(clip_norm, below, number=step, cohort=self.batch_size, count_stddev=stddev)
+            cohort = self.batch_size
+            following, _ = self.clips.next_norm(clip_norm, below, number=step, cohort=cohort, count_stddev=stddev)
             noise = split_noise_multiplier(noise, count_stddev=stddev)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]

@@ -80,7 +80,7 @@ class GridTransport:
       virtual: the clients of a simulation, where client c runs on node c modulo the number of nodes.
       min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
       in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
-      says: names settings in a message.
+      translate: names settings in a message.
     """
 
     grid: Grid
@@ -90,7 +90,7 @@ class GridTransport:
     virtual: Sequence[VirtualClient] = ()
     min_nodes: int = 1
     in_every_round: bool = False
-    says: Callable[[str], str] = str
+    translate: Callable[[str], str] = str
     nodes: list[int] = field(default_factory=list)
 
     def available_clients(self) -> Sequence[int]:
@@ -111,14 +111,14 @@ class GridTransport:
             if len(nodes) != seen:
                 seen = len(nodes)
                 logger.info("waiting for nodes: %s", fault)
-        raise TimeoutError(self.says(f"after {self.timeout:g} s (server.round_timeout) {fault}"))
+        raise TimeoutError(self.translate(f"after {self.timeout:g} s (server.round_timeout) {fault}"))
 
     def _miscounted(self, connected: int, wanted: int) -> str | None:
         if connected < wanted:
-            return self.says(f"{connected} of {wanted} nodes are connected (sampling.min_nodes)")
+            return self.translate(f"{connected} of {wanted} nodes are connected (sampling.min_nodes)")
         if connected > self.population_size and not self.virtual:
             declared = f"sampling.population_size={self.population_size} clients are declared: disconnect nodes"
-            return self.says(
+            return self.translate(
                 f"{connected} nodes are connected, and {declared}, or start with a larger data.num_clients"
             )
         return None

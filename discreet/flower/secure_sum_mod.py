@@ -15,7 +15,7 @@ from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
 from discreet.node.allowance import allowed_by
 from discreet.node.app import answered
-from discreet.node.client import Values, noised_vector
+from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import policy_from
 from discreet.node.secure_aggregation import answer_masking
@@ -82,7 +82,7 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
         trained = only_arrays(call_next(message, context).content, "the app's reply")
         update = layout.difference(trained, params.numpy().astype(np.float32))
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        values = Values(clipped[0], bool(norms[0] <= request.clip_norm))
+        values = ExactReply(clipped[0], bool(norms[0] <= request.clip_norm))
         return noised_vector(sums, values, request, secure_source())
 
     return MaskedWork(request, Sizes(layout.num_params), accounts, policy, data_owner, work)

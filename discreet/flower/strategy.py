@@ -209,7 +209,7 @@ class DPFedAvg(Strategy):
                 layout = layout_of(initial_arrays, frozen=self.frozen)
                 plan, layout = planned_app(asked, initial_arrays, layout, evaluate)
                 opened = open_run(plan, params=layout.vector(initial_arrays), simulated=simulated, held=held)
-                run = replace(opened, says=said)
+                run = replace(opened, translate=said)
                 keep_arrays(run.folder, layout, plan.chance_loss)
             transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
             logger.info("metrics and numbers of examples that clients report are not read: they are not private")
@@ -243,7 +243,7 @@ class DPFedAvg(Strategy):
             population_size=plan.run.user.population_size,
             min_nodes=plan.settings.sampling.min_nodes,
             in_every_round=True,
-            says=said,
+            translate=said,
         )
         if masked is None or not isinstance(grid, InMemoryGrid):
             return transport_of(plan, transport)

@@ -240,7 +240,7 @@ def next_clip_norm(
     if stddev is None or below is None:
         return state.clip_norm, None
     cohort = run.expected_cohort
-    return clip.moved(state.clip_norm, below, number=state.round, cohort=cohort, count_stddev=stddev)
+    return clip.next_norm(state.clip_norm, below, number=state.round, cohort=cohort, count_stddev=stddev)
 
 
 def protected(run: ClientSettings) -> tuple[str, str]:

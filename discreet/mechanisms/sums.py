@@ -84,8 +84,8 @@ class UpdateRows:
     below: Tensor
 
 
-Reply = Union["TrainReply", PartialReply, UpdateRows, UnopenedSum]
-Replies = Iterable[Reply]
+UsableReply = Union["TrainReply", PartialReply, UpdateRows, UnopenedSum]
+Replies = Iterable[UsableReply]
 
 
 class CohortSum:
@@ -278,7 +278,7 @@ class RoundSum:
         return part if self.answers is None else replace(part, answers=self.answers.part())
 
 
-def in_the_clear(reply: Reply) -> TrainReply | UpdateRows | PartialReply:
+def in_the_clear(reply: UsableReply) -> TrainReply | UpdateRows | PartialReply:
     """A reply that is added up. ValueError: it is a sum that nobody has read, which is opened and not added up."""
     if isinstance(reply, UnopenedSum):
         raise ValueError("a sum that nobody has read was given to a mechanism that reads replies")

@@ -25,7 +25,7 @@ from discreet.training.local_training import local_update
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
+class ExactReply:
     """The exact results of a client. They have no form that travels: they go into `noised_vector` if the run is under
     secure aggregation, and into a `TrainReply`, whose fields these are, otherwise."""
 
@@ -34,7 +34,7 @@ class Values:
     answer: Tensor | None = None
 
 
-def noised_vector(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def noised_vector(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
     """A client's vector, int64 (length,), noise included: this is masked, and nothing else.
 
     The noise is the client's share: the shares of `vector.summands` clients are what the release is accounted with, and
@@ -106,14 +106,14 @@ class Client:
         values, _ = self._values(request, params)
         return noised_vector(sums, values, request, self.source)
 
-    def _values(self, request: TrainRequest, params: Tensor) -> tuple[Values, Admitted]:
+    def _values(self, request: TrainRequest, params: Tensor) -> tuple[ExactReply, Admitted]:
         if request.work.query not in OF_DATA:
             self._check_model(request, params)
         admitted = admit_one(request, self.data_owner, len(self.examples), accounts=self.accounts, policy=self.policy)
         # Before training, which leaves other parameters in the model.
         answer = self._answer(request, params) if request.work.query else None
         if not request.work.trains:
-            return Values(torch.zeros(0), answer=answer), admitted
+            return ExactReply(torch.zeros(0), answer=answer), admitted
         made, settings = admitted.step or local_update, admitted.training
         model, examples = behind_fixed(self.model, self.examples)
         update = made(model, params, examples, settings=settings, source=self.source)
@@ -121,7 +121,7 @@ class Client:
             update = release_update(update, admitted.local, source=self.source.child("local"))
         bounded = admitted.bounded or clipped
         updates, below = bounded(update.unsqueeze(0), request.clip_norm)
-        return Values(updates[0], bool(below[0]), answer), admitted
+        return ExactReply(updates[0], bool(below[0]), answer), admitted
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))

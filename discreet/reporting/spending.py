@@ -121,7 +121,7 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
 
 def choice_costs(records: Sequence[RunRecord]) -> list[str]:
     """The price of picking one of several runs by its result, which is a release too: a sentence for each guarantee.
-    Each states epsilons by RDP at the largest delta of the runs: of the dearest run, and of all runs together, which
+    Each states epsilons by RDP at the largest delta of the runs: of the most expensive run, and of all runs together, which
     holds whatever is picked or published of them. Runs whose noise protects nobody count like the others."""
     return [_choice_cost(records, name) for name in guarantee_names(records)] if len(records) > 1 else []
 
@@ -139,16 +139,16 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
     elif len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
         why = "the runs have different adjacencies"
     elif without := len(records) - len(paying):
-        together, one = "inf", "the dearest of the others"
+        together, one = "inf", "the most expensive of the others"
         why = f"no {guarantee}-level guarantee in {without} of the runs, which are over the same clients"
     else:
         data_owners = set[str]().union(*spent)
         summed = (tuple(entry for run in spent for entry in run.get(data_owner, ())) for data_owner in data_owners)
         together, why = f"{_largest(summed, delta):.4g}", "the runs add up"
-    dearest = _largest((entries for run in spent for entries in run.values()), delta)
+    costliest = _largest((entries for run in spent for entries in run.values()), delta)
     return (
         f"{guarantee}-level, choosing the best: epsilon {together} for all {len(records)} runs, "
-        f"{dearest:.4g} for {one} (rdp, delta {delta:g}); {why}"
+        f"{costliest:.4g} for {one} (rdp, delta {delta:g}); {why}"
     )
 
 

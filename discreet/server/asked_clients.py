@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from discreet.mechanisms.sums import Reply
+from discreet.mechanisms.sums import UsableReply
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
 from discreet.server.cohort_sampling import CohortSampling
@@ -20,7 +20,7 @@ class AskedClients:
 
     Attributes:
       transport: asks them.
-      finite: the epsilons that a run keeps finite, by their names in a reply.
+      must_be_finite: the epsilons that a run keeps finite, by their names in a reply.
       progress: shows that replies come; None: nothing is shown.
       available: the clients that could be asked at last.
       cohort: how many were asked at last.
@@ -29,18 +29,18 @@ class AskedClients:
       refused: all that have ever refused: they stay out, for a spent budget or a policy does not change.
     """
 
-    def __init__(self, transport: Transport, finite: tuple[str, ...]) -> None:
-        self.transport, self.finite = transport, finite
+    def __init__(self, transport: Transport, must_be_finite: tuple[str, ...]) -> None:
+        self.transport, self.must_be_finite = transport, must_be_finite
         self.progress: Progress | None = None
         self.available: Sequence[int] = ()
         self.cohort = 0
         self.started = time.monotonic()
-        self.stats = ReplyStats(finite)
+        self.stats = ReplyStats(must_be_finite)
         self.refused = set[int]()
 
     def begin(self) -> ReplyStats:
         """The empty statistics of a new round."""
-        self.stats = ReplyStats(self.finite)
+        self.stats = ReplyStats(self.must_be_finite)
         return self.stats
 
     def available_clients(self) -> Sequence[int]:
@@ -55,7 +55,7 @@ class AskedClients:
         self.cohort = len(cohort)
         return cohort
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[UsableReply]:
         """See `discreet.server.round.Clients`."""
         self.cohort = len(cohort)
         replies = self.transport.ask(asked, params, cohort)

@@ -14,7 +14,7 @@ from rich.progress import Progress as Display
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
-from discreet.server.transport import Brought
+from discreet.server.transport import Reply
 
 SECONDS_BETWEEN = 0.1
 COLUMNS = ("round {task.fields[round]}/{task.total:.0f}", "{task.fields[clients]} clients", "{task.fields[rate]}")
@@ -56,7 +56,7 @@ class Progress:
                 for handler in ours:
                     handler.setStream(self.stream)
 
-    def counted(self, replies: Iterable[Brought], *, cohort: int) -> Iterator[Brought]:
+    def counted(self, replies: Iterable[Reply], *, cohort: int) -> Iterator[Reply]:
         """Passes replies on, and shows that they come."""
         self._round, arrived = self._round + 1, 0
         self._show(0, cohort)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
 from discreet.mechanisms.round_state import Released, RoundState
-from discreet.mechanisms.sums import AnswerMechanism, Replies, Reply, UnopenedSum
+from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, UsableReply
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
 from discreet.queries.query import Sums
@@ -34,14 +34,14 @@ class Clients(Protocol):
     def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Reply]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[UsableReply]:
         """The usable replies of a cohort, as they come."""
 
 
 class RoundLedger(Protocol):
     """The ledger that rounds charge."""
 
-    def sealed(self, replies: Iterable[Reply]) -> Iterator[Reply]:
+    def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
         """The replies; a sum that nobody has read can be opened only after a charge from now on."""
 
     def charge(self, mechanism: Mechanism, number: int) -> None:
@@ -124,7 +124,7 @@ class RunLedger:
         """See `discreet.mechanisms.mechanism.charged`."""
         return charged(mechanism, number, again=number <= self.before)
 
-    def sealed(self, replies: Iterable[Reply]) -> Iterator[Reply]:
+    def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
         """See `RoundLedger`."""
         made = self.charges
         for reply in replies:

@@ -45,14 +45,14 @@ ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and on
 @dataclass(frozen=True, eq=False)
 class RunContext:
     """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or goes on; `source` is of
-    cohorts and noise; `says` gives a message the names by which the caller knows its settings."""
+    cohorts and noise; `translate` gives a message the names by which the caller knows its settings."""
 
     plan: Plan
     folder: RunFolder
     ledger: DurableLedger
     state: State
     source: RandomSource
-    says: Callable[[str], str] = str
+    translate: Callable[[str], str] = str
 
 
 def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:

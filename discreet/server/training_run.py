@@ -106,7 +106,7 @@ class TrainingRun:
         charges = [Charge(0, USER, "", event) for event in events if event is not None]
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(state.round, rounds=rounds)))
-        logger.info("%s", self.context.says(self.ledger.account.outlook(charges, ratings)))
+        logger.info("%s", self.context.translate(self.ledger.account.outlook(charges, ratings)))
 
     def _run_rounds(self, state: State) -> Outcome:
         attempts = 0
@@ -120,7 +120,7 @@ class TrainingRun:
                     self._check_room(self.plan.mechanism.guarantee, event, "the next round")
                 state, stats = self._next_round(state)
             except BudgetSpent as spent:
-                return Outcome(state, self.context.says(str(spent)))
+                return Outcome(state, self.context.translate(str(spent)))
             except RoundAbandoned as loss:
                 attempts += 1
                 logger.warning("round %d is abandoned, unread: %s", number, loss)
@@ -203,7 +203,7 @@ class TrainingRun:
             replies = self.clients.ask(asked, last.params, cohort)
             sums = one_query(last, plan.mechanism, replies, self.charges, source.child("noise"))
         except (BudgetSpent, RoundAbandoned) as reason:
-            logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
+            logger.warning("the model after round %d is not rated: %s", last.round, self.context.translate(str(reason)))
             return last
         stats.log_failures()
         rated = stats.added_to(last)
@@ -254,7 +254,7 @@ class TrainingRun:
         notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm, learns=improves(self.rows))
         for name, note in notes.items():
             if name not in self.warned:
-                logger.warning("%s", self.context.says(note))
+                logger.warning("%s", self.context.translate(note))
         self.warned |= notes.keys()
         return row
 

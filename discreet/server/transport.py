@@ -48,7 +48,7 @@ def readable(said: str) -> str:
     return "".join(character for character in said[:MOST_SAID] if character.isprintable())
 
 
-Brought = TrainReply | PartialReply | UnopenedSum | Failure
+Reply = TrainReply | PartialReply | UnopenedSum | Failure
 
 
 class RoundAbandoned(Exception):
@@ -75,7 +75,7 @@ class Transport(Protocol):
     def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Brought]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Reply]:
         """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. Raises
         RoundAbandoned: too few clients are left for a sum."""
 
@@ -83,10 +83,10 @@ class Transport(Protocol):
 @dataclass
 class ReplyStats:
     """Statistics of a round's replies, counted as they pass: how many are `accepted`, failures with their reasons, and
-    the largest epsilons that clients report. Those that report an infinite one that this run keeps `finite` are
+    the largest epsilons that clients report. Those that report an infinite one that `must_be_finite` are
     `unaccounted`, and not in it."""
 
-    finite: tuple[str, ...] = ()
+    must_be_finite: tuple[str, ...] = ()
     accepted: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     reasons: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ class ReplyStats:
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
     unaccounted: set[int] = field(default_factory=set)
 
-    def accept(self, replies: Iterable[Brought]) -> Iterator[TrainReply | PartialReply | UnopenedSum]:
+    def accept(self, replies: Iterable[Reply]) -> Iterator[TrainReply | PartialReply | UnopenedSum]:
         """Passes on what counts."""
         for reply in replies:
             if isinstance(reply, Failure):
@@ -108,7 +108,7 @@ class ReplyStats:
     def _report(self, reply: TrainReply | PartialReply) -> None:
         infinite: list[str] = []
         if isinstance(reply, TrainReply):  # other replies are this process's own
-            infinite = [name for name in self.finite if math.isinf(getattr(reply, name))]
+            infinite = [name for name in self.must_be_finite if math.isinf(getattr(reply, name))]
             if infinite:
                 reason = f"it reports an infinite {' and '.join(infinite)}"
                 self.miss([Failure(reply.client, "unaccounted", reason)])

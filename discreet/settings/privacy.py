@@ -158,7 +158,7 @@ class ClipConfig:
         """The largest adaptive clip norm."""
         return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
 
-    def moved(
+    def next_norm(
         self, norm: float, below: float, *, number: int, cohort: float, count_stddev: float
     ) -> tuple[float, float]:
         """The clip norm after round `number`, from 0, and the share of norms within `norm`: by the noised sum `below`

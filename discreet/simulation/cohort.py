@@ -31,7 +31,7 @@ from discreet.models.models import (
 )
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
-from discreet.node.client import Values, noised_vector
+from discreet.node.client import ExactReply, noised_vector
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
@@ -144,7 +144,7 @@ class Engine:
         total = torch.zeros(vector.length, dtype=torch.int64)
         for row, source in enumerate(self._sources(work)):
             answer, below = None if answers is None else answers[row], bool(norms[row] <= request.clip_norm)
-            total += noised_vector(vector, Values(updates[row], below, answer), request, source)
+            total += noised_vector(vector, ExactReply(updates[row], below, answer), request, source)
         return PartialReply(total, 0, count, request.clip_norm)
 
     def _answers(self, params: Tensor, work: _Work) -> Tensor:

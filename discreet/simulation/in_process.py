@@ -26,7 +26,7 @@ from discreet.server.plan import Plan
 from discreet.server.session import Session, finish, normalised, prepare, resolve, training_run
 from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
-from discreet.server.transport import Brought, Failure, RoundAbandoned, Transport
+from discreet.server.transport import Failure, Reply, RoundAbandoned, Transport
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
@@ -52,7 +52,7 @@ class InProcessTransport:
         """Every virtual client."""
         return range(self.plan.run.data.num_clients)
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Brought]:
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
         """Trains one client after the other."""
         for client_id in cohort:
             settings = self.plan.settings
@@ -70,7 +70,7 @@ class InProcessTransport:
 
 
 @dataclass(frozen=True, eq=False)
-class InTheClear:
+class UnmaskedSum:
     """Adds up in one process what masks would hide: the same integers and the same noise, without masks. `transport`
     asks virtual clients, whose replies are sums of noised vectors; of `fewest` = n - d clients a sum is opened."""
 
@@ -148,7 +148,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
         transport = held.enter_context(_batched(session, held))
     if vector is None:
         return transport
-    return InTheClear(transport, vector, fewest=run.user.population_size - run.secure.dropouts)
+    return UnmaskedSum(transport, vector, fewest=run.user.population_size - run.secure.dropouts)
 
 
 def check(config: Settings) -> Plan:

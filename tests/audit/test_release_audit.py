@@ -17,7 +17,7 @@ from discreet.audit.release_audit import audit_local, audit_round, audit_shared_
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Task
 from discreet.mechanisms.masked_sums import step_norm
-from discreet.node.client import Values, noised_vector
+from discreet.node.client import ExactReply, noised_vector
 from discreet.privacy import clipping
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
@@ -85,30 +85,30 @@ def test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_s
     assert with_ratings.claim.epsilon == pytest.approx(without.claim.epsilon, rel=1e-3)
 
 
-def for_all_nodes(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def for_all_nodes(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
     """The noise is enough if all n clients survive, and honest: not if h do."""
     less = replace(vector, variance=vector.variance * vector.summands // vector.nodes)
     return noised_vector(less, values, request, source)
 
 
-def for_another_clip(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def for_another_clip(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
     """Noise for a clip norm that is half of the one that clipped."""
     return noised_vector(replace(vector, variance=vector.variance // 4), values, request, source)
 
 
-def one_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def one_adds_none(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
     """A node that adds no noise: told by what it is asked, for the others of this audit send noise alone."""
     noised = noised_vector(vector, values, request, source)
     return noised - vector.noise(source.child("secure", "update")) if request.work.trains else noised
 
 
-def answers_twice(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def answers_twice(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
     """An answer that is twice as long as may be."""
     more = 0 if values.answer is None else vector.encode(None, 1.0, answer=values.answer)
     return noised_vector(vector, values, request, source) + more
 
 
-def without_a_clip(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def without_a_clip(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
     """An update that is twice as long as the clip norm."""
     twice = vector.encode(values.update, request.clip_norm) if request.work.trains else 0
     return noised_vector(vector, values, request, source) + twice
@@ -138,7 +138,7 @@ def test_a_shared_step_is_not_refuted_and_shows_what_its_noise_allows() -> None:
     assert run.adjacency == "add or remove one example"
 
 
-def data_owner_adds_none(vector: SecureSum, values: Values, request: TrainRequest, source: RandomSource) -> Tensor:
+def data_owner_adds_none(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
     """One node more is lost than is borne: the one that holds the examples adds none."""
     noised = noised_vector(vector, values, request, source)
     return noised - vector.noise(source.child("secure", "step")) if values.update.any() else noised

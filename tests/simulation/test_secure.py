@@ -29,7 +29,7 @@ from discreet.server.transport import Failure, NobodyAnswers, RoundAbandoned, Tr
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import masked_vector
-from discreet.simulation.in_process import InProcessTransport, InTheClear, simulate
+from discreet.simulation.in_process import InProcessTransport, UnmaskedSum, simulate
 from tests.masking.federation import federation, terms_of
 
 NODES, DROPOUTS = 5, 1
@@ -68,7 +68,7 @@ class Losing:
 
 
 class Masked:
-    """What `InTheClear` adds up, under masks: a server and a node for each client, all in this process."""
+    """What `UnmaskedSum` adds up, under masks: a server and a node for each client, all in this process."""
 
     makes_sums = True
 
@@ -111,7 +111,7 @@ def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
 @pytest.mark.parametrize("noise", ["1", "0"])
 def test_under_masks_a_run_is_the_same_bit_by_bit_a_lost_client_included(tmp_path: Path, noise: str) -> None:
     words = (f"privacy.user.noise_multiplier={noise}", *RATED, "evaluation.cohort=same")
-    masked, clear = last_of(tmp_path / "masked", words, Masked), last_of(tmp_path / "clear", words, InTheClear)
+    masked, clear = last_of(tmp_path / "masked", words, Masked), last_of(tmp_path / "clear", words, UnmaskedSum)
     assert torch.equal(masked.params, clear.params)
     assert masked.clip_norm == clear.clip_norm
     rows = [RunFolder(tmp_path / name).read_metrics() for name in ("masked", "clear")]
@@ -205,7 +205,7 @@ def test_an_abandoned_round_is_done_again_twice_and_charged_only_if_it_was_to_be
         session = ready(tmp_path / "run", held)
         vector = masked_vector(session.plan)
         inner = InProcessTransport(session.plan, str(session.folder.path), vector)
-        ready_run = training_run(session, Fragile(InTheClear(inner, vector, NODES - DROPOUTS), **how))
+        ready_run = training_run(session, Fragile(UnmaskedSum(inner, vector, NODES - DROPOUTS), **how))
         if charged:
             assert ready_run.run().checkpoint.round == 3
         else:
@@ -219,7 +219,7 @@ def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -
         session = ready(tmp_path / "run", held)
         vector = masked_vector(session.plan)
         inner = Losing(InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}})
-        clear, params = InTheClear(inner, vector, NODES - DROPOUTS), session.context.state.params
+        clear, params = UnmaskedSum(inner, vector, NODES - DROPOUTS), session.context.state.params
         with pytest.raises(RoundAbandoned, match="3 of 5 clients are left, and 4 must be") as abandoned:
             list(clear.ask(TrainRequest(1, 0.3, session.plan.run), params, range(NODES)))
     assert [failure.client for failure in abandoned.value.failures] == [0, 4]
