@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from discreet.audit.canaries import Experiment
 from discreet.audit.example_audit import audit_examples
-from discreet.audit.federation_audit import audit_federation
 from discreet.audit.release_audit import audit_local, audit_round, audit_shared_step, audit_statistics
 from discreet.audit.user_audit import audit_users
 from discreet.mechanisms.mechanism import Mechanism
@@ -14,11 +13,9 @@ from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
 from discreet.server.session import resolve
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
-from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 
 MOST_CANARIES = 500  # unless more are asked for
-NODES = 40  # canaries of each run in a federation
 RELEASES = 2000  # of each round and of either neighbour, where one release is repeated
 RATINGS, STATISTICS = "evaluation", "statistics"
 
@@ -28,7 +25,6 @@ class Asked:
     """The options of `discreet audit`; None is a default that depends on what is audited."""
 
     of: str | None = None
-    federation: bool = False
     canaries: int | None = None
     rounds: int | None = None
     runs: int = 1
@@ -39,20 +35,16 @@ def experiment_of(config: Settings, asked: Asked) -> Experiment:
     """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with these settings or
     options."""
     run = client_settings(config)
-    if asked.federation and (asked.of not in (None, USER) or asked.honest):
-        raise ConfigError("--federation audits the user level, with canaries alone: leave out --of and --honest")
-    of = asked.of or (USER if asked.federation else next(iter(mechanisms_of(run)), USER))
+    of = asked.of or next(iter(mechanisms_of(run)), USER)
     server, user = server_mechanism(run), config.privacy.user
     # Canaries of whole runs follow a clip norm that moves; a sum that is opened is audited by itself.
-    whole = asked.federation or server is None or not (run.masked or _is_clipped_once(run, server))
-    if asked.federation or of not in (USER, RATINGS):  # that a run would not learn is no reason not to audit it
+    whole = server is None or not (run.masked or _is_clipped_once(run, server))
+    if of not in (USER, RATINGS):  # that a run would not learn is no reason not to audit it
         user = replace(user, too_noisy="warn")
     if of != RATINGS and whole:  # all releases are thrown away
         user = replace(user, account=None)
     plan, task = resolve(replace(config, privacy=replace(config.privacy, user=user)))
     half, releases = run.user.population_size // 2, asked.canaries or RELEASES
-    if asked.federation:
-        return audit_federation(plan, canaries=asked.canaries or min(half, NODES), runs=asked.runs)
     if of == EXAMPLE and server is not None and server.guarantee == EXAMPLE:
         return audit_shared_step(plan, task, releases=releases)
     if of == EXAMPLE:

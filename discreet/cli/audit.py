@@ -5,9 +5,7 @@ ledger is thrown away with its folder: an audit spends nothing of a real one. Fi
 canaries find, then for each round and for the run the claimed epsilon, lower bounds at 95 % and, for the run, an
 estimate. The claim is refuted if a bound passes it at the false-alarm rate. That none does is no proof.
 
---federation runs a SuperLink, its node proxy, a ServerApp and canaries that connect as nodes, each a process.
-
---canaries: at user level clients of each run (half of the population, at most 500; nodes of a federation: at most 40);
+--canaries: at user level clients of each run (half of the population, at most 500);
 at example level examples of client 0 (500); of masked sums of either level, and with --of local, evaluation or
 statistics: releases with the canary, and as many without it or with its opposite (2000).
 
@@ -15,7 +13,6 @@ examples:
   discreet audit experiment=mnist_users_scattering --canaries 2000
   discreet audit experiment=silos data.num_clients=2 --canaries 300 --rounds 2
   discreet audit --run outputs/first --canaries 500 --runs 4 --output outputs/first/audit
-  discreet audit --federation rounds=4 sampling.kind=everyone privacy.user.noise_multiplier=1 --canaries 40 --runs 3
 """
 
 from __future__ import annotations
@@ -41,7 +38,6 @@ Of = Literal["user", "example", "local", "evaluation", "statistics"]
 def command(
     overrides: Words = None,
     run: Annotated[Path | None, Option(metavar="FOLDER", help="the settings of the run in this folder")] = None,
-    federation: Annotated[bool, Option("--federation", help="user level: in a federation of processes")] = False,
     canaries: Annotated[int | None, Option(metavar="N", min=1, help="see above")] = None,
     of: Annotated[Of | None, Option(help="the guarantee (the first that is on), or what is asked of data")] = None,
     rounds: Annotated[int | None, Option(help="example level: of client 0 (all); local: of the schedule (1)")] = None,
@@ -58,7 +54,7 @@ def command(
     config = RunFolder(run.expanduser().resolve()).read_config() if run else asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
     with ending(lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"):
-        experiment = experiment_of(config, Asked(of, federation, canaries, rounds, runs, honest))
+        experiment = experiment_of(config, Asked(of, canaries, rounds, runs, honest))
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")
     write_audit(folder, experiment, verdict)

@@ -1,6 +1,6 @@
 """A node whose owner has changed what it sends: it speaks Flower's protocol, and answers as its program wants.
 
-Tests and the audit of a federation take part by it. It runs in a thread of the process that calls it, over the same TLS
+Tests and benchmarks take part by it. It runs in a thread of the process that calls it, over the same TLS
 connection and with the same kind of key as a SuperNode.
 """
 

@@ -10,7 +10,6 @@ import torch
 from scipy import stats
 
 from discreet.audit.canaries import Scores, draw_canaries
-from discreet.audit.federation_audit import audit_federation, words_of
 from discreet.audit.user_audit import scored
 from discreet.audit.verdict import judge
 from discreet.privacy.randomness import seeded_source
@@ -19,6 +18,7 @@ from discreet.server.session import resolve
 from discreet.server.state import State
 from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings
+from tests.audit.federation_audit import audit_federation, words_of
 from tests.made_runs import make_run
 
 ROUNDS, Z, CLIP = 2, 1.0, 0.5

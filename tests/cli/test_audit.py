@@ -117,9 +117,6 @@ REFUSED = {
     "--false-alarm 0.2": "--false-alarm must be within",
     "--run no/such/run": "no/such/run",
     "privacy.user.enabled=false": "privacy.user",
-    "--federation --of example": "--federation audits the user level",
-    "--federation --honest 3": "--federation audits the user level",
-    "--federation data.num_clients=30": "needs 20 .. 30 canaries",
 }
 
 
