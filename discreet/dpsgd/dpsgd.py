@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from discreet.dpsgd.argument_names import names_meant
-from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, LoopPrivacy, Schedule, planned
+from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, Schedule, planned
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded, processes_of
 from discreet.dpsgd.step_account import account_of
 from discreet.models.models import torch_draws_from, trainable
@@ -26,6 +26,7 @@ from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, g
 from discreet.per_example.per_example import check_finite, clipped_gradient_sum
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
+from discreet.settings.clip_choice import AdaptiveClipping
 from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
 from discreet.training.losses import per_example_loss
 
