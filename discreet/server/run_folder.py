@@ -40,7 +40,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, LedgerPosition
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
-from discreet.mechanisms.mechanism import Kept
+from discreet.mechanisms.round_state import CarriedState
 from discreet.queries.scores import score_columns
 from discreet.server.plan import Plan
 from discreet.server.state import State
@@ -156,7 +156,8 @@ class RunFolder:
     def save_checkpoint(self, state: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
         path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
-        numbers = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        names = [field.name for field in dataclasses.fields(state) if field.name != "carried"]
+        numbers = {name: getattr(state, name) for name in names}
         tensors = {name: numbers.pop(name) for name in ("params", "velocity", "second_moment")}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
         positions = {each.name: DurableLedger(each).position() for each in ledgers}
@@ -201,8 +202,8 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class RunSecrets(Kept):
-    """`Kept` in a run folder, for the server's user alone: it takes noise off. Removed when the run is over."""
+class RunSecrets(CarriedState):
+    """`CarriedState` in a run folder, for the server's user alone: it takes noise off. Removed when the run is over."""
 
     folder: Path
 
