@@ -14,6 +14,6 @@ def _run(verb: str, words: list[str]) -> int:
 audit, calibrate, data, export, ledger, new, predict = (
     partial(_run, verb) for verb in ("audit", "calibrate", "data", "export", "ledger", "new", "predict")
 )
-report, run, simulate, statistics, status, tune = (
-    partial(_run, verb) for verb in ("report", "run", "simulate", "statistics", "status", "tune")
+plan, report, run, simulate, statistics, status, tune = (
+    partial(_run, verb) for verb in ("plan", "report", "run", "simulate", "statistics", "status", "tune")
 )

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import discreet
 from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.server.plan import planned
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.compose import load_config, parse_config
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
-from discreet.settings.rules import ConfigError, rules
+from discreet.settings.rules import ALIASES, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 
 STEP = "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step privacy.local.epsilon=1"
@@ -26,7 +27,7 @@ WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
     "rounds=true": "rounds must be a whole number, at least 1 (got True)",
     "rounds=many": "rounds must be a whole number, at least 1 (got many)",
-    "data=3": "data must be a group of settings (got 3)",
+    "data=3": "data must be a group of settings (got 3); did you mean data.name?",
     "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a list of numbers within",
     "normaliser.means=[one]": "normaliser.means must be a list of numbers within",
     "data={partition:sampled,examples_per_client:0}": "data.examples_per_client must be",
@@ -48,8 +49,42 @@ WRONG = {
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adam_server, ",
     "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: discreet simulate experiment=",
     "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of each",
-    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read",
+    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read: quote a value",
+    "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 is no NAME=VALUE that can be read: quote a value with special",
+    "experiment=default": "there is no experiment=default: without an experiment it is the default run",
+    "server.beta_1=0.5": "server.beta_1 must be left out with server.optimizer=sgd (got 0.5)",
+    "rounds='5'": "rounds must be a whole number, at least 1 (got the text '5')",
 }
+
+HABITS = {  # what people type, and the setting that a user-level run means
+    **dict.fromkeys(["epsilon", "eps", "target_epsilon", "privacy.epsilon"], "privacy.user.target_epsilon"),
+    **dict.fromkeys(["noise", "sigma", "noise_multiplier"], "privacy.user.noise_multiplier"),
+    **dict.fromkeys(["clip", "clip_norm", "max_grad_norm"], "privacy.user.clip.norm"),
+    **dict.fromkeys(["clients", "num_clients", "nodes"], "data.num_clients"),
+    **dict.fromkeys(["batch_size", "batch"], "training.batch_size"),
+    **dict.fromkeys(["lr", "learning_rate", "training.lr"], "training.learning_rate"),
+    **dict.fromkeys(["num_rounds", "server_rounds"], "rounds"),
+    **dict.fromkeys(["fraction_fit", "q"], "sampling.probability"),
+    **{"delta": "privacy.delta", "epochs": "training.epochs", "dataset": "data.name", "alpha": "data.alpha"},
+    **{"server.lr": "server.learning_rate", "momentum": "server.momentum", "output": "output_dir"},
+    **{
+        "privacy.example.epsilon": "privacy.example.target_epsilon",
+        "privacy.local.noise": "privacy.local.noise_multiplier",
+    },
+}
+
+
+@pytest.mark.parametrize(("typed", "meant"), HABITS.items())
+def test_a_name_typed_from_habit_is_told_the_setting_of_a_user_level_run(typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config([f"{typed}=3"])
+    assert str(error.value) == f"unknown setting {typed}; did you mean {meant}?"
+
+
+def test_every_alias_means_a_setting_and_is_none_itself() -> None:
+    known = {name for name, _ in rules(Settings)}
+    assert set(ALIASES.values()) <= known
+    assert not known & ALIASES.keys()
 
 
 @pytest.mark.parametrize("guarantee", ["user.enabled=true", "local.kind=gaussian", "local.kind=laplace"])
@@ -69,6 +104,16 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
         load_config(override.split())
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["out/größe", "~/runs", "out/日本"])
+def test_a_path_beyond_ascii_or_under_home_is_read_as_it_is_typed(path: str) -> None:
+    assert load_config([f"output_dir={path}"]).output_dir == str(Path(path).expanduser())
+
+
+def test_settings_in_a_list_are_refused_with_how_they_are_given() -> None:
+    with pytest.raises(TypeError, match=r"simulate takes each setting as a text of its own"):
+        discreet.simulate(["rounds=3"])
 
 
 def test_a_wrong_value_that_was_given_by_its_position_is_named_too() -> None:

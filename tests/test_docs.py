@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 import discreet
-from discreet.cli.main import ANYWHERE, IN_A_PROJECT
+from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.server.prices import sampled_prices
 from discreet.settings.compose import load_config
 from tests.command import calibrate
@@ -118,6 +118,17 @@ def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
         assert [tag for tag in elsewhere if not re.search("rel=.?(canonical|next|prev)", tag)] == [], path
     for path in site.rglob("*.css"):
         assert not re.search(r"""(?:url\(|@import\s+)["']?(?:\w+:)?//""", path.read_text()), path
+
+
+def test_both_first_pages_say_the_accuracy_of_the_default_run_that_was_measured() -> None:
+    runs = [line.split(",") for line in (DOCS / "results" / "default_run.csv").read_text().splitlines()[1:]]
+    first = load_config().privacy.user.clip.norm
+    measured = [100 * float(accuracy) for norm, accuracy in runs if float(norm) == first]
+    assert len(measured) >= 5
+    said = f"{sum(measured) / len(measured):.0f} %"
+    assert f"{said} accuracy on a public test set, epsilon 8" in (ROOT / "README.md").read_text()
+    assert f"the default has 200 clients, and reaches {said}" in (DOCS / "index.md").read_text()
+    assert f"{min(measured):.1f} %, the highest at {max(measured):.1f} %" in (ROOT / "README.md").read_text()
 
 
 def prices() -> list[list[str]]:

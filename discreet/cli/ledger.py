@@ -106,7 +106,7 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
     try:
         ledger.stat()  # it is there
         copy.touch(mode=0o600, exist_ok=False)
-        with closing(sqlite3.connect(ledger)) as source, closing(sqlite3.connect(copy)) as target:
+        with DurableLedger(ledger).reading() as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"{ledger} can't be copied, and nothing is overwritten: {error}") from error

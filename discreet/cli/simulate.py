@@ -8,9 +8,13 @@ does N runs at a time, as tasks of the Ray cluster that ray.address names, or of
 fails does not stop the others. If a sweep was ended early, or runs of it failed, `--multirun resume=true
 hydra.sweep.dir=FOLDER` goes on with it: it keeps the runs that are done, and resumes or starts the others.
 
+With --baseline the same clients are trained once more without privacy, into RUN-baseline, to see what privacy costs:
+for public or made-up data alone.
+
 examples:
   discreet simulate rounds=5 privacy.user.noise_multiplier=0.8
   discreet simulate experiment=silos
+  discreet simulate --baseline output_dir=outputs/first
   discreet simulate --multirun privacy.user.clip.kind=adaptive,fixed
   discreet simulate --multirun --jobs 3 seed=31013,47129,58211
 """
@@ -19,6 +23,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +32,13 @@ from typer import Option
 
 from discreet.cli.console import Words
 from discreet.cli.sweep import Sweep, all_succeed, sweep_of
-from discreet.deployment.interruption import ending, not_begun, override, resumable
+from discreet.deployment.interruption import ending, folder_in, not_begun, override, resumable
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
+from discreet.settings.settings import Settings
+from discreet.simulation.baseline import ENDING, check_public, without_privacy
 from discreet.simulation.in_process import simulate
 from discreet.simulation.many_runs import check_parallel
 
@@ -38,21 +46,39 @@ from discreet.simulation.many_runs import check_parallel
 def command(
     overrides: Words = None,
     multirun: Annotated[bool, Option("--multirun", "-m", help="a sweep")] = False,
+    baseline: Annotated[bool, Option("--baseline", help="once more, without privacy")] = False,
     jobs: Annotated[int | None, Option(metavar="N", min=1, help="so many runs of a sweep at a time")] = None,
 ) -> int:
     """Runs, once or as a sweep; 1 if runs of a sweep failed."""
     words = overrides or []
-    with ending(not_begun):
+    with ending(partial(not_begun, folder=folder_in(words))):
         sweep = sweep_of(words, multirun=multirun)
+        if baseline and (sweep is not None or jobs is not None):
+            raise ConfigError("--baseline is of a single run")
         if sweep is not None:
             return _sweep(sweep, jobs or 1)
         if jobs is not None:
             raise ConfigError("--jobs is of a sweep: --multirun, with lists of values")
         config = asked_settings(words)
         log_to(sys.stdout, log_format=config.operations.log_format)
-        with resumable(RunFolder(Path(str(config.output_dir))), "discreet", "simulate"):
+        if baseline:
+            check_public(config)
+        folder = Path(str(config.output_dir))
+        with resumable(RunFolder(folder), "discreet", "simulate"):
             simulate(config, progress=sys.stdout)
+        if baseline:
+            _baseline(config, folder)
     return 0
+
+
+def _baseline(config: Settings, folder: Path) -> None:
+    """Trains without privacy beside a run, and says how to compare."""
+    beside = folder.with_name(f"{folder.name}{ENDING}")
+    print("now without privacy, NOT PRIVATE, to compare with")
+    plain = replace(without_privacy(config), output_dir=str(beside), resume=False)
+    with resumable(RunFolder(beside), "discreet", "simulate"):
+        simulate(plain, progress=sys.stdout)
+    print(f"both curves: discreet report {shlex.quote(str(folder))} {shlex.quote(str(beside))}")
 
 
 def _sweep(sweep: Sweep, at_a_time: int) -> int:

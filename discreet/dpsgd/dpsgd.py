@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from discreet.dpsgd.argument_names import names_meant
 from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, LoopPrivacy, Schedule, planned
 from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded, processes_of
 from discreet.dpsgd.step_account import account_of
@@ -83,6 +85,7 @@ class DPSGD:
       LedgerError: the ledger file is missing or can't be used.
     """
 
+    @names_meant
     def __init__(
         self,
         model: nn.Module,
@@ -101,7 +104,7 @@ class DPSGD:
     ) -> None:
         _check_model(model)
         self._model, self._privacy, self._target = model, privacy, target_epsilon
-        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self._optimizers = _listed(optimizer)
         _check_optimizers(self._optimizers, parameters_of(*modules_of(model)))
         self._loss, self._is_plain = _one_value_an_example(loss)
         examples, how = loaded(dataset, collate_fn)
@@ -259,6 +262,8 @@ class DPSGD:
         """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0: both
         without the gradients that are not finite. And the number of gradients, and of those that are finite."""
         loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
+        if (plain or loss is cross_entropy) and isinstance(targets, Tensor):
+            _check_classes(targets)
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
         total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
@@ -331,9 +336,18 @@ def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
     return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
 
 
+def _check_classes(targets: Tensor) -> None:
+    """Raises ValueError for targets of cross-entropy that are single numbers of another type than int64."""
+    if targets.dim() == 1 and targets.dtype != torch.int64:
+        wanted = "class numbers as torch.int64 (targets.long()), or another loss"
+        raise ValueError(f"targets: cross-entropy needs {wanted}, not {targets.dtype}")
+
+
 def _check_model(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise ValueError("model: give the module inside DistributedDataParallel, and LoopPrivacy(distributed=True)")
+    if any(isinstance(value, UninitializedParameter) for value in model.parameters()):
+        raise ValueError("model: a lazy layer has no parameters before its first pass: call the model once on an input")
     if not trainable(model):
         raise ValueError("model: no parameter is trainable (requires_grad)")
 
@@ -344,6 +358,15 @@ def _check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: flo
         raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
     if (noise is None) if target is None else isinstance(noise, int | float):
         raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
+
+
+def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    listed = [optimizer] if isinstance(optimizer, Optimizer | type) else list(optimizer)
+    for each in listed:
+        if not isinstance(each, Optimizer):
+            name = each.__name__ if isinstance(each, type) else type(each).__name__
+            raise ValueError(f"optimizer: make one of {name}, such as torch.optim.SGD(model.parameters(), lr=0.1)")
+    return listed
 
 
 def _check_fresh(optimizers: Sequence[Optimizer]) -> None:

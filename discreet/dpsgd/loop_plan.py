@@ -18,7 +18,7 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.privacy import ClipConfig
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, plain
 from discreet.training.local_training import step_noise
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class AdaptiveClipping:
 
     def section(self) -> ClipConfig:
         """The settings `privacy.user.clip` that say the same. Raises ConfigError in words of this class."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
+        given = {name: plain(value) for name, value in asdict(self).items() if value is not None}
         if "maximum" in given:
             given["max"] = given.pop("maximum")
         try:
@@ -63,13 +63,12 @@ class AdaptiveClipping:
             raise ConfigError(said.replace("privacy.user.clip.", "clipping.")) from error
 
 
-def check_search(clip: ClipConfig, count_stddev: float, cohort: float) -> None:
+def check_search(clip: ClipConfig, count_stddev: float, cohort: float, *, advice: str = "") -> None:
     """Raises ConfigError if a clip norm is to be searched for, and noise on the bits would hide where it is."""
     if clip.search_rate and count_stddev >= LARGEST_DOUBT * cohort:
-        noise = f"noise of standard deviation {count_stddev / cohort:.2g}, and {LARGEST_DOUBT:g} or more"
-        raise ConfigError(
-            f"clip_norm must be given, from public data: shares have {noise} would hide a norm from search"
-        )
+        noise = f"noise {count_stddev / cohort:.2g} on the share of clipped ones; the limit is {LARGEST_DOUBT:g}"
+        found = f"with so few at a time it can't be found automatically ({noise})"
+        raise ConfigError(f"clip_norm must be given, from public data: {found}{advice}")
 
 
 @dataclass(frozen=True)

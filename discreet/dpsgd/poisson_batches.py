@@ -71,6 +71,8 @@ class ExampleReader:
 
     def __post_init__(self) -> None:
         data = self.dataset
+        if isinstance(data, Tensor):
+            raise ValueError("dataset: a tensor has no targets: give TensorDataset(inputs, targets)")
         if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise ValueError("dataset must be map-style, with len(dataset) and dataset[index]")
         if len(data) < 1:

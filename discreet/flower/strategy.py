@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -35,13 +35,12 @@ from discreet.flower.strategy_settings import (
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.mechanisms.central_gaussian import count_stddev
-from discreet.mechanisms.mechanism import expected_cohort
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
-from discreet.server.noise_outlook import check_noise
+from discreet.server.noise_outlook import EXAMPLES_INSTEAD, FEW_CLIENTS, check_noise
 from discreet.server.plan import Plan, resolve_noise
 from discreet.server.resuming import same_settings
 from discreet.server.run_context import RunContext, close_run, interruptible, open_run, say_how_it_ended
@@ -51,7 +50,7 @@ from discreet.server.session import check_secure
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.settings.privacy import Sizes
-from discreet.settings.rules import ConfigError, require
+from discreet.settings.rules import ConfigError, plain, require
 from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
 
@@ -200,8 +199,11 @@ class DPFedAvg(Strategy):
                 require(not (private and evaluate_fn), "evaluate_fn", two, evaluate_fn)
                 require(isinstance(initial_arrays, ArrayRecord), "initial_arrays", "an ArrayRecord", kind)
                 require(not evaluate_config, "evaluate_config", f"left out: {EVALUATED}", evaluate_config)
-                server = replace(self.config.server, round_timeout=timeout)
-                asked = replace(self.config, rounds=num_rounds, server=server)
+                usable = train_config is None or callable(train_config) or isinstance(train_config, ConfigRecord)
+                rule = "a ConfigRecord, or a function of the round that gives one"
+                require(usable, "train_config", rule, type(train_config).__name__)
+                server = replace(self.config.server, round_timeout=plain(timeout))
+                asked = replace(self.config, rounds=plain(num_rounds), server=server)
                 if not simulated:
                     check_secure(asked.seed)
                 layout = layout_of(initial_arrays, frozen=self.frozen)
@@ -276,6 +278,10 @@ def evaluation_by(
 
     def evaluate(number: int, arrays: ArrayRecord) -> EvaluationResult:
         metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
+        kind = type(metrics).__name__
+        require(
+            metrics is None or isinstance(metrics, Mapping), "evaluate_fn", "a function that gives a MetricRecord", kind
+        )
         if metrics is not None:
             found[number] = metrics
         numbers = {name.lower(): each for name, each in (metrics or {}).items() if isinstance(each, int | float)}
@@ -300,7 +306,8 @@ def planned_app(
         return Plan(decided, asked, num_params=layout.num_params, query=query)
 
     found = plan(same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params)))
-    check_search(found.clip, count_stddev(found.run) or 0.0, expected_cohort(found.run))
+    advice = f"; {EXAMPLES_INSTEAD}" if asked.population_size < FEW_CLIENTS else ""
+    check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator, advice=advice)
     folder = check_output(found.settings.output_dir, resume=asked.resume)
     resumed = _read_arrays(folder, layout) if asked.resume else None
     check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))

@@ -220,6 +220,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
         "privacy.user.aggregation": SECURE if masked else PLAIN,
         "privacy.user.clip": _clip(mechanism.clipping),
     }
+    require(given["on_round"] is None or callable(given["on_round"]), "on_round", "a function", given["on_round"])
     nested: dict[str, Any] = {}
     for key, value in settings.items():
         *path, name = key.split(".")

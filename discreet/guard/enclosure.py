@@ -190,8 +190,8 @@ DENIED = (
 )
 # What a name space would keep apart: connections, System V and POSIX queues and memory.
 DENIED_WITHOUT_SPACES = (42, 49, 50, 29, 30, 31, 64, 65, 66, 67, 68, 69, 70, 71, 220, 240, 241, 242, 243)
-# What changes the mode, owner, times or attributes of a file, or the priority or processors of another process: Landlock
-# covers none of it, and one block could write so to the next. It does nothing, and says that it did.
+# What changes the mode, owner, times or attributes of a file, or the priority or processors of another process:
+# Landlock covers none of it, and one block could write so to the next. It does nothing, and says that it did.
 FEIGNED_WITHOUT_SPACES = (
     *(90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452, 463, 466),
     *(141, 142, 144, 203, 251, 314),
@@ -199,9 +199,7 @@ FEIGNED_WITHOUT_SPACES = (
 _Instruction = tuple[int, int, int, int]
 
 
-def filter_calls(
-    denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()
-) -> None:
+def filter_calls(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()) -> None:
     """Has the kernel deny system calls of this process and its children for good, and do nothing for those `feigned`.
     Sockets are of the families in `sockets`. EnclosureError: this is no x86-64, or the kernel takes no filter."""
     if platform.machine() != MACHINE:
@@ -213,9 +211,7 @@ def filter_calls(
     call("prctl", SECCOMP, 2, ctypes.c_char_p(header), 0, 0)
 
 
-def _program(
-    denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int]
-) -> list[_Instruction]:
+def _program(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int]) -> list[_Instruction]:
     start: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, _ARCHITECTURE),

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -126,9 +125,7 @@ class Sandbox:
         try:
             for slot, first in enumerate(range(0, len(blocks), side_by_side)):
                 _sleep_until(started + slot * seconds)
-                running = [
-                    self._start(shared, block) for block in blocks[first : first + side_by_side]
-                ]
+                running = [self._start(shared, block) for block in blocks[first : first + side_by_side]]
                 ending += [each.done for each in running]
                 self._read(running, task, until=started + (slot + 1) * seconds)
                 for each in running:

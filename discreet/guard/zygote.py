@@ -127,9 +127,7 @@ def _keep_by_landlock(
         pid = os.fork()
         if pid == 0:
             _at_home_in(scratch)
-            _block(
-                task, pipes, scratch / "data", lambda: enclose_by_landlock(limits, readable, str(scratch))
-            )
+            _block(task, pipes, scratch / "data", lambda: enclose_by_landlock(limits, readable, str(scratch)))
         _close(pipes)
         _watch(pid, limits, ends, scratch=scratch)
         _end_all_below()

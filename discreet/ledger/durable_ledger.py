@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "LedgerPosition", "Release"]
 
+COPIES = 10  # tries to copy a ledger that is being written to
 CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation: what the virtual clients have spent
 SCHEMA = """
 create table facts (name text primary key, value text not null) without rowid;
@@ -146,16 +150,18 @@ class DurableLedger:
         return made
 
     @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        # "rw": a file that was deleted meanwhile is an error, not an empty ledger.
-        address = f"{self.path.resolve().as_uri()}?mode=rw"
-        try:
-            with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
-                connection.row_factory = typed
-                connection.execute("pragma synchronous = full")
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that writes nothing. SQLite writes beside a file that it reads: where it can't, on a disk that
+        is read-only, a copy is read."""
+        if os.access(self.path.resolve().parent, os.W_OK):
+            with self._connect() as connection:
                 yield connection
-        except sqlite3.DatabaseError as error:
-            raise unusable(f"{self.path} can't be used as a ledger", error) from error
+            return
+        with tempfile.TemporaryDirectory() as folder, _connected(_copied(self.path, Path(folder))) as connection:
+            yield connection
+
+    def _connect(self) -> AbstractContextManager[sqlite3.Connection]:
+        return _connected(self.path)
 
     def charge(
         self,
@@ -194,7 +200,7 @@ class DurableLedger:
     def total(self) -> PrivacyLedger:
         """The spending of all data owners together. The event that was charged last comes last: epsilon is computed
         from what did not change, and that."""
-        with self._connect() as connection:
+        with self.reading() as connection:
             return _total(connection)
 
     def _known(self, connection: sqlite3.Connection, guard: RollbackGuard) -> LedgerPosition:
@@ -246,19 +252,19 @@ class DurableLedger:
 
     def contains(self, position: LedgerPosition) -> bool:
         """True if this is the ledger of a position, and holds all rows up to it."""
-        with self._connect() as connection:
+        with self.reading() as connection:
             _, own = _settings(connection)
             return own.identity == position.identity and _head_at(connection, position.rows) == position.head
 
     def facts(self) -> dict[str, Any]:
         """The settings that the ledger was made with."""
-        with self._connect() as connection:
+        with self.reading() as connection:
             stored, _ = _settings(connection)
         return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
 
     def position(self) -> LedgerPosition:
         """The ledger's position. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
-        with self._connect() as connection:
+        with self.reading() as connection:
             return _settings(connection)[1]
 
     def spent(self, guarantee: str, *, data_owner: str = "") -> PrivacyLedger:
@@ -267,7 +273,7 @@ class DurableLedger:
             "select event, sum(count) from releases where guarantee = ? and holder = ? "
             "group by event order by min(number)"
         )
-        with self._connect() as connection:
+        with self.reading() as connection:
             rows = connection.execute(query, (guarantee, data_owner)).fetchall()
         try:
             return PrivacyLedger(tuple((event_from_json(text), count) for text, count in rows))
@@ -276,13 +282,13 @@ class DurableLedger:
 
     def data_owners(self, guarantee: str) -> list[str]:
         """Whose data a guarantee has been charged for."""
-        with self._connect() as connection:
+        with self.reading() as connection:
             query = "select distinct holder from releases where guarantee = ? order by holder"
             return [row[0] for row in connection.execute(query, (guarantee,))]
 
     def releases(self) -> list[Release]:
         """Every row, oldest first."""
-        with self._connect() as connection:
+        with self.reading() as connection:
             return [Release(*row) for row in connection.execute("select * from releases order by number")]
 
     def verify(self) -> list[str]:
@@ -291,8 +297,39 @@ class DurableLedger:
         The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who rewrites the whole
         file with a new chain: compare the head digest with a copy kept elsewhere for that.
         """
-        with self._connect() as connection:
+        with self.reading() as connection:
             return _faults(connection)
+
+
+@contextmanager
+def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+    # "rw": a file that was deleted meanwhile is an error, not an empty ledger.
+    address = f"{path.resolve().as_uri()}?mode=rw"
+    try:
+        with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
+            connection.row_factory = typed
+            connection.execute("pragma synchronous = full")
+            yield connection
+    except sqlite3.DatabaseError as error:
+        raise unusable(f"{path} can't be used as a ledger", error) from error
+
+
+def _copied(path: Path, folder: Path) -> Path:
+    """A copy of an SQLite file in a folder, with what SQLite keeps beside it. LedgerError: it was written to meanwhile,
+    as often as it was copied, or can't be read."""
+    beside = path.with_name(f"{path.name}-wal")
+    files = [each for each in (path, beside) if each.exists()]
+    try:
+        for _ in range(COPIES):
+            before = [each.stat() for each in files]
+            for each in files:
+                shutil.copyfile(each, folder / each.name)
+            after = [each.stat() for each in files]
+            if [(at.st_mtime_ns, at.st_size) for at in before] == [(at.st_mtime_ns, at.st_size) for at in after]:
+                return folder / path.name
+    except OSError as error:
+        raise LedgerError(f"{path} can't be read: {error}") from error
+    raise LedgerError(f"{path} is written to all the time: read it where it is not read-only")
 
 
 def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:

@@ -175,6 +175,8 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
     if "/" in module or module.endswith(".py"):
         known = module.removesuffix(".py").strip("./").replace("/", ".")
         raise ValueError(f"{setting} must name a module as Python imports it, such as {known}:{function} (got {name})")
+    if not mark and setting != "model.name":
+        raise ValueError(f"{setting} must be package.module:Class (got {name})")
     if not mark:
         known = f"{', '.join(MODELS)}, package.module:function, or {HF}FOLDER"
         raise ValueError(f"{setting}: no model {name!r}; known are {known}")

@@ -94,6 +94,8 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
             f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn again: it protects nobody, "
             "whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
         )
+    if bare := sum(not any(each.enabled for each in record.guarantees) for record in records):
+        yield f"{bare} of {number} runs have no guarantee at all: they are not private."
     if running := sum(record.privacy is None for record in records):
         yield f"{running} of {number} runs had not ended when this was written."
 

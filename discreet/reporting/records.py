@@ -28,6 +28,7 @@ Row = dict[str, str]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "privacy.user.account")
 SCORE = "score"
+NOT_PRIVATE = "not private"
 
 
 def model_row(
@@ -156,7 +157,7 @@ def _json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     return value if isinstance(value, dict) else None
 
@@ -233,7 +234,8 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         label = ", ".join(f"{name} {value}" for name, value in tried_values(record, tried).items() if value)
-        groups.setdefault(label or record.name, []).append(record)
+        mark = "" if any(each.enabled for each in record.guarantees) else f"{NOT_PRIVATE}: "
+        groups.setdefault(f"{mark}{label or record.name}", []).append(record)
     return [Group(label, tuple(members)) for label, members in groups.items()]
 
 

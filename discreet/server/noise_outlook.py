@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from discreet.server.plan import Plan
@@ -13,6 +13,12 @@ from discreet.settings.rules import ConfigError
 # The noise feedback up to which a run learns, and if its steps are as long as their signal. Measured: docs/pitfalls.md.
 LARGEST_FEEDBACK, LARGEST_FEEDBACK_SHRINKING = 6.5, 23.0
 EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds itself has grown
+FEWEST_ROUNDS = 5  # that are advised
+FEW_CLIENTS = 30  # below it noise that hides one of them leaves little to learn from
+EXAMPLES_INSTEAD = (
+    f"with fewer than {FEW_CLIENTS} clients protect examples and not clients: privacy.example, "
+    "or DPSGD in the client's own training (discreet new; docs/index.md)"
+)
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
 
 
@@ -52,15 +58,16 @@ class NoiseOutlook:
         a run learns.
       early: the run is over before the noise has grown: it is warned of, and not refused.
       remedies: numbers of clients, and of parameters, with which the feedback would be at its limit.
-      fixed_norm: the setting of the clip norm if that is of an example's gradient, and never moves.
+      few: there are so few clients that examples should be protected instead.
     """
 
     ratio: float
     feedback: float = 0.0
     limit: float = math.inf
-    fixed_norm: str | None = None
+    clip_setting: str | None = None
     early: bool = False
     remedies: tuple[str, ...] = ()
+    few: bool = False
 
     @property
     def loud(self) -> bool:
@@ -73,28 +80,36 @@ class NoiseOutlook:
         return self.loud and not self.early
 
     def __str__(self) -> str:
-        if self.fixed_norm is not None:
+        if self.clip_setting is not None:
             return (
                 f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as long as "
-                f"{self.fixed_norm}, which does not move: noise does not drive the model"
+                f"{self.clip_setting}, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if self.loud:
-            said += f", and will drive the model: {self.feedback:.3g}, above {self.limit:g} (docs/pitfalls.md)"
+            said += (
+                f", and swamps the updates: noise feedback {self.feedback:.3g}, above {self.limit:g} (docs/pitfalls.md)"
+            )
         if self.loud and self.early:
-            said += f". A run of {EARLY_ROUNDS} rounds or fewer is not refused; take {', or '.join(self.remedies)}"
+            said += f". A run of {EARLY_ROUNDS} rounds or fewer is not refused{self.advice(self.remedies)}"
         return said
+
+    def advice(self, remedies: Sequence[str]) -> str:
+        """The end of a message about noise that swamps the updates."""
+        taken = f"; take {', or '.join(remedies)}" if remedies else ""
+        return f"{taken}; {EXAMPLES_INSTEAD}" if self.few else taken
 
 
 def noise_outlook(plan: Plan) -> NoiseOutlook:
     """Of the noise of a plan."""
     mechanism, optimizer = plan.mechanism, plan.optimizer
-    if mechanism is None:
+    if not plan.charges_server:
         return NoiseOutlook(0.0)
-    ratio = noise_ratio(mechanism.sum_noise, num_params=plan.num_params, expected_cohort=mechanism.averaged)
-    if mechanism.fixed_norm is not None or not isinstance(optimizer, ServerSGD):
+    noise = mechanism.expected_noise(plan.first_clip_norm)
+    ratio = noise_ratio(noise.multiplier, num_params=plan.num_params, expected_cohort=noise.denominator)
+    if noise.clip_setting is not None or not isinstance(optimizer, ServerSGD):
         # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
-        return NoiseOutlook(ratio, fixed_norm=mechanism.fixed_norm)
+        return NoiseOutlook(ratio, clip_setting=noise.clip_setting)
     training, work = plan.run.training, math.inf
     # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
     if training.optimizer == "sgd":
@@ -106,11 +121,14 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
         return NoiseOutlook(ratio, feedback)
     limit = LARGEST_FEEDBACK_SHRINKING if optimizer.shrink_with_noise else LARGEST_FEEDBACK
     excess = max(1.0, feedback / limit)
-    remedies = (
-        f"a population of {math.ceil(plan.run.user.population_size * excess)} clients",
-        f"a model of {math.floor(plan.num_params / excess**2)} parameters",
-    )
-    return NoiseOutlook(ratio, feedback, limit, early=plan.run.rounds <= EARLY_ROUNDS, remedies=remedies)
+    population, params = math.ceil(plan.run.user.population_size * excess), math.floor(plan.num_params / excess**2)
+    remedies = []
+    if population * plan.run.delta < 1:
+        remedies.append(f"a population of {population} clients")
+    if params:
+        remedies.append(f"a model of {params} parameters")
+    few, early = plan.run.user.population_size < FEW_CLIENTS, plan.run.rounds <= EARLY_ROUNDS
+    return NoiseOutlook(ratio, feedback, limit, early=early, remedies=tuple(remedies), few=few)
 
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
@@ -120,17 +138,19 @@ def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
         return
     outlook = noise_outlook(plan)
     if outlook.refused:
-        remedies = ", or ".join(_remedies(plan, outlook, of_rounds))
+        advice = outlook.advice(list(_remedies(plan, outlook, of_rounds)))
         raise ConfigError(
-            f"these settings will not learn: {outlook}; take {remedies}; privacy.user.too_noisy=warn runs all the same"
+            f"these settings will not learn: {outlook}{advice}; privacy.user.too_noisy=warn runs all the same"
         )
 
 
 def _remedies(plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]) -> Iterator[str]:
-    rounds, optimizer = plan.run.rounds, plan.optimizer
-    while noise_outlook(of_rounds(rounds)).refused:
-        rounds = max(EARLY_ROUNDS, rounds // 2)
-    yield f"rounds={rounds}"
+    """Changes of one setting with which the same rule finds no noise that swamps the updates."""
+    rounds, optimizer = plan.run.rounds // 2, plan.optimizer
+    while rounds > FEWEST_ROUNDS and noise_outlook(of_rounds(rounds)).loud:
+        rounds //= 2
+    if rounds >= FEWEST_ROUNDS and not noise_outlook(of_rounds(rounds)).loud:
+        yield f"rounds={rounds}"
     shrinks = isinstance(optimizer, ServerSGD) and optimizer.shrink_with_noise
     if not shrinks and outlook.feedback <= LARGEST_FEEDBACK_SHRINKING:
         yield "server.shrink_with_noise=true"

@@ -18,9 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from discreet.settings.places import conf_folder, conf_for, own_files
-from discreet.settings.rules import ConfigError, did_you_mean, read_json, unknown
+from discreet.settings.rules import ConfigError, did_you_mean, plain, read_json, unknown
 from discreet.settings.settings import Settings
 
+SYNTAX = re.compile(r"""['"\[\]{}$,]""")  # of a value that is quoted already, a list, or several values
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of a sweep is given
 
 
@@ -43,6 +44,11 @@ def _one_line(error: Exception) -> str:
     return inner if "did you mean" in inner or "setting" in inner else f"{message} {inner}"
 
 
+def _as_json(value: object) -> object:
+    number = plain(value)
+    return number if isinstance(number, int | float) else str(value)
+
+
 def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
     """The checked Settings of composed settings (Hydra's, or a plain dictionary). Raises ConfigError: one line that
     names the setting that is unknown, of the wrong type, or out of range."""
@@ -51,7 +57,7 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
             settings = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True, throw_on_missing=True))
         except OmegaConfBaseException as error:
             raise ConfigError(_one_line(error)) from error
-    return read_json(Settings, json.dumps(settings, default=str))
+    return read_json(Settings, json.dumps(settings, default=_as_json))
 
 
 def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> Settings:
@@ -96,12 +102,25 @@ def listed_runs(words: Sequence[str]) -> tuple[DictConfig, list[list[str]]]:
     with hydra_on_conf(words):
         composer = GlobalHydra.instance().hydra
         assert composer is not None
-        plan = composer.compose_config("config", list(words), RunMode.MULTIRUN, with_log_configuration=False).hydra
+        given = list(map(quoted, words))
+        plan = composer.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False).hydra
         listed = [f"{name}={values}" for name, values in (plan.sweeper.params or {}).items()]
         settings = [word for word in plan.overrides.task if not word.startswith(NOT_PART)]
         parser = OverridesParser.create(config_loader=composer.config_loader)
         (runs,) = BasicSweeper.split_arguments(parser.parse_overrides([*listed, *settings]), None)
         return plan, runs
+
+
+def quoted(word: str) -> str:
+    """A word NAME=VALUE that Hydra reads: a path with letters beyond ASCII is quoted, and one under ~ is written out.
+
+    >>> quoted("output_dir=out/größe"), quoted("rounds=3")
+    ("output_dir='out/größe'", 'rounds=3')
+    """
+    name, mark, value = word.partition("=")
+    if not mark or SYNTAX.search(value) or (value.isascii() and not value.startswith("~")):
+        return word
+    return f"{name}='{Path(value).expanduser() if value.startswith('~/') else value}'"
 
 
 def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
@@ -114,7 +133,7 @@ def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictCo
         composer = GlobalHydra.instance().hydra
         assert composer is not None
         settings = composer.compose_config(
-            "config", list(words), RunMode.RUN, from_shell=False, with_log_configuration=False
+            "config", list(map(quoted, words)), RunMode.RUN, from_shell=False, with_log_configuration=False
         )
     is_sweep = settings.hydra.mode == RunMode.MULTIRUN
     OmegaConf.set_struct(settings, False)
@@ -135,7 +154,8 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
         with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             yield
     except OverrideParseException as error:
-        raise ConfigError(f"{error.override} is no NAME=VALUE that can be read: {_one_line(error)}") from error
+        quote = "quote a value with special characters, such as output_dir='\"a=b\"'"
+        raise ConfigError(f"{error.override} is no NAME=VALUE that can be read: {quote}") from error
     except HydraException as error:
         raise ConfigError(_said_of(_one_line(error), overrides, folder)) from error
 
@@ -148,6 +168,8 @@ def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
     missing = re.search(r"Could not find 'experiment/(.*)'", message)
     if missing is None:
         return message
+    if missing[1] == "default":
+        return "there is no experiment=default: without an experiment it is the default run"
     names = sorted({path.stem for folder in (conf, own_files() / "conf") for path in folder.glob("experiment/*.yaml")})
     hint = did_you_mean(missing[1], names) or ";"
     return f"there is no experiment={missing[1]}{hint} There are {', '.join(names)}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import cache, partial
 from importlib.util import find_spec
@@ -16,8 +17,37 @@ from pydantic.dataclasses import dataclass
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 
 T = TypeVar("T")
+# Names that people type from habit, and the setting of a user-level run that each means.
+MEANT = {
+    "privacy.user.target_epsilon": ("epsilon", "eps", "target_epsilon"),
+    "privacy.user.max_epsilon": ("max_epsilon", "budget", "epsilon_budget"),
+    "privacy.user.noise_multiplier": ("noise", "noise_multiplier", "sigma", "noise_scale", "z"),
+    "privacy.user.clip.norm": ("clip", "clip_norm", "clipping", "clipping_norm", "max_grad_norm", "l2_norm_clip"),
+    "privacy.delta": ("delta", "target_delta"),
+    "privacy.accountant": ("accountant",),
+    "data.name": ("dataset", "data_name"),
+    "data.num_clients": ("clients", "num_clients", "n_clients", "nodes", "num_nodes", "num_supernodes"),
+    "data.partition": ("partition", "partitioner"),
+    "data.alpha": ("alpha",),
+    "model.name": ("architecture", "net", "network"),
+    "sampling.probability": ("q", "probability", "fraction", "fraction_fit", "fraction_train", "sample_rate"),
+    "sampling.population_size": ("population", "population_size"),
+    "training.batch_size": ("batch", "batch_size", "bs"),
+    "training.epochs": ("epochs", "local_epochs", "num_epochs"),
+    "training.learning_rate": ("lr", "learning_rate", "client_lr", "local_lr"),
+    "training.optimizer": ("optimizer", "optim"),
+    "training.weight_decay": ("weight_decay",),
+    "server.learning_rate": ("server_lr", "server_learning_rate"),
+    "server.momentum": ("momentum",),
+    "rounds": ("num_rounds", "n_rounds", "num_server_rounds", "server_rounds"),
+    "output_dir": ("output", "out", "outdir", "output_folder", "run_dir"),
+}
+ALIASES = {name: key for key, names in MEANT.items() for name in names}
+MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
+MAIN |= {"privacy.user.clip": "norm", "privacy.local": "kind"}  # what is meant if a group is given a value
 ABSENT = ("mechanism", None)
-LONGEST_SHOWN = 200  # characters of a value in a message
+LONGEST_SHOWN, LONGEST_MESSAGE = 200, 2000  # characters of a value in a message, and of a message
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 
 
 class Rule:
@@ -82,7 +112,8 @@ class ConfigError(ValueError):
     """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message.replace("\n", " "))  # of an error of a library or of somebody's model
+        # Of an error of a library, of somebody's model, or about a value: it may have many lines, or be very long.
+        super().__init__(brief(message.replace("\n", " "), longest=LONGEST_MESSAGE))
 
 
 def require_extra(*modules: str, extra: str, why: str) -> None:
@@ -161,10 +192,18 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
         return ConfigError(f"{key} must be given")
     rule, words = _rule_of(annotation), TYPES.get(first["type"], "")
     if rule is None:
-        return ConfigError(f"{key} must be {words or first['msg']} (got {brief(first['input'])})")
+        meant = f"; did you mean {key}.{MAIN[key]}?" if key in MAIN else ""
+        return ConfigError(f"{key} must be {words or first['msg']} (got {_given(first)}){meant}")
     if words and rule.words.startswith(("at least", "within", "0 or")):
         rule = Rule(f"{words}, {rule.words}", rule.holds)
-    return _broken(key, rule, first["input"])
+    return _broken(key, rule, first["input"], shown=_given(first))
+
+
+def _given(first: Mapping[str, Any]) -> str:
+    """What was given in place of a value; a text that looks like the number that it should be is shown as a text."""
+    value = first["input"]
+    looks = isinstance(value, str) and first["type"] in ("int_type", "float_type") and NUMBER.fullmatch(value)
+    return f"the text {value!r}" if looks else brief(value)
 
 
 TYPES = {
@@ -181,13 +220,27 @@ def unknown(key: str, kind: type) -> str:
     names = [name for name, _ in rules(kind)]
     known = dict.fromkeys([*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))])
     there = sorted(name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key)
-    meant = did_you_mean(key, known, cutoff=0.8 if there else 0.5)
+    meant = _alias_of(key, names) or did_you_mean(key, known, cutoff=0.8 if there else 0.5)
     return f"unknown setting {key}" + (meant or (f"; there are {', '.join(there)}" if there else ""))
+
+
+def _alias_of(key: str, names: Sequence[str]) -> str:
+    """The end of a message about a key whose last word is an alias: first for a setting in the same group."""
+    group, _, word = key.rpartition(".")
+    meant = ALIASES.get(word, "")
+    near = f"{group}.{meant.rpartition('.')[2]}"
+    known = [each for each in (near, meant) if each in names]
+    return f"; did you mean {known[0]}?" if known else ""
 
 
 def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The end of a message about a misspelt word; empty if no name is like it."""
     return "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(str(word), list(names), 1, cutoff))
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy or of a tensor as Python's own; any other value as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
 def require(holds: bool, key: str, rule: str, got: object) -> None:
@@ -229,20 +282,21 @@ def require_one(given: Mapping[str, object], advice: str = ": give one, the othe
         raise ConfigError(f"{' and '.join(given)} are both {'missing' if all(missing) else 'given'}{advice}")
 
 
-def _broken(key: str, rule: Rule, value: object) -> ConfigError:
-    return ConfigError(f"{key} must be {rule.words} (got {brief(value)}{did_you_mean(value, rule.names)})")
+def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) -> ConfigError:
+    got = brief(value) if shown is None else shown
+    return ConfigError(f"{key} must be {rule.words} (got {got}{did_you_mean(value, rule.names)})")
 
 
-def brief(value: object) -> str:
+def brief(value: object, *, longest: int = LONGEST_SHOWN) -> str:
     """A value as a message shows it: one that is long is cut.
 
     >>> brief("x" * 500)[-23:]
     'xx... (500 characters)'
     """
     text = str(value) or "''"
-    if len(text) <= LONGEST_SHOWN:
+    if len(text) <= longest:
         return text
-    return f"{text[:LONGEST_SHOWN]}... ({len(text)} characters)"
+    return f"{text[:longest]}... ({len(text)} characters)"
 
 
 def _section_in(annotation: Any) -> Any:

@@ -20,7 +20,12 @@ def simulate(*settings: str, on_round: Callable[[Mapping[str, object]], None] | 
 
     Raises:
       ConfigError: one line that names the setting that is wrong, before anything starts.
+      TypeError: a setting is not a text.
     """
+    if not all(isinstance(each, str) for each in settings):
+        raise TypeError(
+            'simulate takes each setting as a text of its own: simulate("rounds=3", "seed=1"), or *settings'
+        )
     # Imported here: nobody waits for them who imports one module of this package.
     from discreet.server.resuming import asked_settings
     from discreet.simulation.in_process import simulate as train

@@ -310,6 +310,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"made": lambda values: [SGD([next(values)], lr=0.1)]}, "does not hold all trainable"),
     ({"made": lambda values: [SGD(list(values), lr=0.1)] * 2}, "two of them hold the same parameter"),
     ({"made": lambda values: LBFGS(list(values))}, "LBFGS is not served"),
+    ({"made": lambda _: SGD}, r"optimizer: make one of SGD, such as torch.optim.SGD\(model.parameters\(\), lr=0.1\)"),
+    ({"dataset": torch.zeros(30, 5)}, r"dataset: a tensor has no targets: give TensorDataset\(inputs, targets\)"),
     ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
     ({"batch_size": None}, "batch_size must be a whole number of at least 1, not None"),
     ({"batch_size": 31}, "batch_size must be at most 30, the number of examples, not 31"),
@@ -322,7 +324,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"clip_norm": AdaptiveClipping(0.0)}, "clip_norm must be within"),
     ({"clip_norm": AdaptiveClipping(1.0, maximum=0.5)}, "clipping.maximum must be within"),
     ({"clip_norm": AdaptiveClipping(1.0, count_stddev=0.3)}, "count_stddev must be > noise_multiplier / 2"),
-    ({"clip_norm": AdaptiveClipping()}, "would hide a norm from search"),
+    ({"clip_norm": AdaptiveClipping()}, "with so few at a time it can't be found automatically"),
     ({"delta": 1 / 30}, "delta must be above 0 and below 1 / 30"),
     ({"noise_multiplier": lambda step: step - 7.0}, "noise_multiplier must be finite and at least 0"),
     ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "give target_epsilon or privacy=LoopPrivacy"),
@@ -335,6 +337,35 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dataset": [(1.0, 2, 3)] * 30}, "an example must be a pair"),
     ({"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(1, 5), torch.zeros(1))}, "must have as many rows"),
 ]
+
+
+NAMES = {
+    "max_grad_norm": "clip_norm",
+    "noise_multiplier": "privacy=LoopPrivacy(noise_multiplier=...)",
+    "target_delta": "delta",
+    "data_loader": "dataset",
+    "batchsize": "batch_size",
+}
+
+
+@pytest.mark.parametrize(("name", "meant"), NAMES.items())
+def test_an_argument_named_as_in_other_libraries_is_told_its_name_here(name: str, meant: str) -> None:
+    with pytest.raises(TypeError) as error:
+        DPSGD(linear(), [], PAIRS, **{name: 1.0})
+    assert str(error.value) == f"DPSGD has no argument {name}; did you mean {meant}?"
+
+
+def test_class_numbers_that_are_floats_are_refused_before_a_step_is_charged() -> None:
+    loop = private(linear(), dataset=TensorDataset(COUNTED.inputs, COUNTED.targets.float()))
+    with pytest.raises(ValueError, match=r"targets: cross-entropy needs class numbers as torch\.int64"):
+        run(loop)
+    assert loop.steps_taken == 0
+
+
+def test_a_lazy_layer_is_refused_before_a_batch_is_drawn() -> None:
+    model = nn.LazyLinear(3)
+    with pytest.raises(ValueError, match="model: a lazy layer has no parameters before its first pass"):
+        DPSGD(model, [], PAIRS, batch_size=8, epochs=1, delta=1e-3, target_epsilon=3.0)
 
 
 def test_settings_that_cannot_be_served_are_refused_by_their_names() -> None:

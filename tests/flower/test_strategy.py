@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from safetensors.numpy import load_file
 
 import discreet
 from discreet import PrivateEvaluation
-from discreet.evaluation.predictions import load_model
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.plan import Plan
+from discreet.server.predictions import load_model
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.privacy import USER
@@ -261,14 +262,24 @@ def test_each_clip_norm_follows_from_what_was_released(tmp_path: Path) -> None:
         assert after["clip_norm"] == pytest.approx(before["clip_norm"] * math.exp(-step), rel=1e-6)
 
 
-def test_a_run_whose_updates_are_nearly_all_cut_says_so_once_with_what_to_change(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (lambda number, _: MetricRecord({"loss": 2.0 - 0.1 * number}), None),
+        (lambda number, _: MetricRecord({"accuracy": 0.1 * number}), None),
+        (lambda *_: MetricRecord({"loss": 2.0, "accuracy": 0.1}), ", and the model does not get better. "),
+        (None, ". "),
+    ],
+    ids=["loss falls", "accuracy rises", "neither moves", "nothing is known"],
+)
+def test_a_run_that_clips_nearly_all_updates_says_so_once_unless_the_model_gets_better(
+    found: Any, said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tmp_path / "run", many(), num_rounds=5, **clipped(0.01))
-    (said,) = (record for record in caplog.records if "nearly all are cut" in record.message)
-    assert said.levelno == logging.WARNING
-    assert "in 3 rounds in a row a share below 0.2 of the updates" in said.message
-    assert "Begin with a larger clip_norm, such as 0.1" in said.message
+    strategy(tmp_path / "run", **clipped(0.01)).start(many(), arrays(), 5, 2.0, evaluate_fn=found)
+    told = [record.message for record in caplog.records if "clipped" in record.message]
+    start = "more than 80 % of the updates were clipped in each of the last 3 rounds"
+    assert [message.rpartition("The clip norm is ")[0] for message in told] == ([] if said is None else [start + said])
+    assert all(re.search(r"is 0\.0\d+ now: consider a larger clip_norm$", message) for message in told)
 
 
 @pytest.mark.parametrize(

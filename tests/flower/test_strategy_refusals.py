@@ -52,6 +52,8 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     (noised(clipping=AdaptiveClipping(1.0, maximum=0.5)), r"^clipping\.maximum must be within \[1, "),
     (noised(clipping=AdaptiveClipping(count_stddev=-1.0)), r"^clipping\.count_stddev must be 0"),
     ({"sampling": "fixed"}, "accountant must be rdp with sampling=fixed"),
+    ({**SHORT, "target_epsilon": "8"}, r"^target_epsilon must be a number, .* \(got the text '8'\)"),
+    ({"on_round": "print"}, r"^on_round must be a function \(got print\)"),
     ({"resume": True, "output_dir": None}, "output_dir must be given with resume=True"),
 ]
 
@@ -119,8 +121,37 @@ def test_a_pattern_that_fits_no_array_is_an_error() -> None:
 
 def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"these settings will not learn: .*take num_rounds=\d+, .*too_noisy=warn"):
-        run(tmp_path / "run", num_rounds=40, **noised(noise_multiplier=60.0))
+        run(tmp_path / "run", num_rounds=400, **noised(noise_multiplier=None, target_epsilon=1.5))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_start_is_given_is_checked_before_a_folder_exists(tmp_path: Path) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        r"train_config must be a ConfigRecord, or a function .* \(got dict\)": {"train_config": {"lr": 0.1}},
+        r"evaluate_fn must be a function that gives a MetricRecord \(got tuple\)": {
+            "evaluate_fn": lambda *_: (0.3, {})
+        },
+    }
+    for said, given in wrong.items():
+        with pytest.raises(ConfigError, match=said):
+            strategy(tmp_path / "run").start(Nodes(), arrays(), num_rounds=2, timeout=2.0, **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_are_taken_as_numbers(tmp_path: Path) -> None:
+    given = {"population_size": np.int64(10), "target_epsilon": np.float32(8), "clip_norm": np.float32(1)}
+    made = strategy(tmp_path / "run", **SHORT | given | {"fraction_train": np.float64(1)})
+    result = made.start(Nodes(), arrays(), num_rounds=np.int64(2), timeout=np.float32(2))
+    assert set(result.arrays) == set(arrays())
+
+
+def test_three_hospitals_are_told_to_protect_examples_with_and_without_a_clip_norm(tmp_path: Path) -> None:
+    wide = ArrayRecord({"weight": Array(np.zeros((100, 100), np.float32))})
+    for clip_norm in (1.0, None):
+        mine = strategy(tmp_path / "run", population_size=3, **SHORT, clip_norm=clip_norm)
+        with pytest.raises(ConfigError, match=r"protect examples and not clients: privacy\.example, or DPSGD") as error:
+            mine.start(Nodes(), wide, num_rounds=30, timeout=2.0)
+        assert "num_rounds=" not in str(error.value)
 
 
 def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept(tmp_path: Path) -> None:
@@ -163,7 +194,7 @@ def test_a_train_config_that_gives_none_is_refused_before_anybody_is_asked(tmp_p
 
 def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_path: Path) -> None:
     grid = Nodes()
-    with pytest.raises(ConfigError, match=r"^clip_norm must be given, .* deviation 0\.25, and 0\.2 or more"):
+    with pytest.raises(ConfigError, match=r"^clip_norm must be given, .*noise 0\.25 on the share .* the limit is 0\.2"):
         run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}
     assert not (tmp_path / "run").exists()

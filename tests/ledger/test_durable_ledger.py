@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +20,8 @@ from discreet.cli.ledger import backup
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.server.run_folder import only_writer
+from discreet.settings.compose import load_config
+from discreet.simulation.in_process import simulate
 
 WRITERS, FILES = 4, 10
 EVENT = PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
@@ -34,6 +39,57 @@ def ledger(tmp_path: Path) -> DurableLedger:
 def edit(ledger: DurableLedger, statement: str) -> None:
     with sqlite3.connect(ledger.path) as connection:
         connection.execute(statement)
+
+
+READ_ONLY = """
+import sys
+from discreet.cli.main import main
+run, copy = sys.argv[1:]
+verbs = "status", "ledger show", "ledger verify", "ledger export"
+assert not any(main([*verb.split(), run]) for verb in verbs)
+assert main(["ledger", "backup", f"{run}/ledger.db", copy]) == 0
+assert main(["ledger", "adopt", run]) == 2
+"""
+MOUNTED = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 77; "$2" -c "$3" "$1" "$4"'
+
+
+def test_a_run_on_a_disk_that_is_read_only_is_read_and_not_adopted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    simulate(load_config(["rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn", f"output_dir={run}"]))
+    words = [
+        "unshare",
+        "-m",
+        "bash",
+        "-c",
+        MOUNTED,
+        "bash",
+        str(run),
+        sys.executable,
+        READ_ONLY,
+        str(tmp_path / "copy.db"),
+    ]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if done.returncode in (1, 77) and ("unshare failed" in done.stderr or "mount" in done.stderr):
+        pytest.skip("this user can't mount a folder")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rows, the chain holds" in done.stdout
+    assert DurableLedger(tmp_path / "copy.db").position() == DurableLedger(run / "ledger.db").position()
+
+
+def test_where_nothing_can_be_written_the_rows_beside_the_file_are_read_too(
+    ledger: DurableLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An open connection keeps SQLite from moving the newest rows into the file.
+    with closing(sqlite3.connect(ledger.path)) as other:
+        other.execute("select * from facts").fetchone()
+        ledger.charge([Charge(4, "user", "", EVENT)])
+        assert ledger.path.with_name("ledger.db-wal").stat().st_size > 0
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        assert ledger.spent("user").num_releases == 4
+        assert ledger.verify() == []
 
 
 def test_what_was_charged_is_there_for_the_next_process(ledger: DurableLedger) -> None:

@@ -76,7 +76,7 @@ def test_every_remedy_that_a_refusal_names_is_one() -> None:
     said, asked = refusal(*words), load_config(words)
 
     def helps(config: Settings, num_params: int = PARAMS) -> bool:
-        return not noise_outlook(replace(planned(config), num_params=num_params)).refused
+        return not noise_outlook(replace(planned(config), num_params=num_params)).loud
 
     rounds, clients, params = (
         int(re.findall(pattern, said)[0]) for pattern in (r"rounds=(\d+)", r"of (\d+) clients", r"of (\d+) parameters")
@@ -87,6 +87,20 @@ def test_every_remedy_that_a_refusal_names_is_one() -> None:
     assert helps(replace(asked, data=replace(asked.data, num_clients=clients)))
     assert helps(asked, num_params=params)
     check(*words, "resume=true", "output_dir=run")  # a run that has begun may go on
+
+
+def test_a_refusal_advises_no_change_that_leaves_the_noise_as_loud() -> None:
+    # Five rounds at epsilon 0.1 would be short enough not to be refused, and noise 50 times as long as the updates.
+    said = refusal("data.num_clients=3", "privacy.user.target_epsilon=0.1", "rounds=30", "privacy.delta=1e-5")
+    assert "rounds=" not in said
+    assert "shrink_with_noise" not in said
+    assert not re.search(r"a model of [01] parameters", said)
+
+
+@pytest.mark.parametrize(("clients", "few"), [(3, True), (29, True), (30, False)])
+def test_with_few_clients_the_example_level_is_named(clients: int, few: bool) -> None:
+    said = refusal(f"data.num_clients={clients}", "privacy.user.target_epsilon=1", "rounds=200", "privacy.delta=1e-5")
+    assert ("protect examples and not clients: privacy.example, or DPSGD" in said) == few
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
@@ -102,4 +116,4 @@ def test_a_short_run_and_one_that_is_told_to_go_on_are_warned_of_by_the_same_mea
     simulate(load_config([*NOISY, word, f"output_dir={tmp_path / 'run'}"]))
     (record,) = (record for record in caplog.records if "times as long as the clip norm" in record.message)
     assert record.levelno == logging.WARNING
-    assert re.search(r"drive the model: [\d.]+, above 6\.5 ", record.message)
+    assert re.search(r"swamps the updates: noise feedback [\d.]+, above 6\.5 ", record.message)

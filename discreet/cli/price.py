@@ -1,0 +1,37 @@
+"""Says what a run will cost before it spends anything: epsilon a round and in all, noise over clip norm, whether it can
+learn through that noise, bytes a node sends, minutes and memory.
+
+Minutes and memory are those of a round that is done on made-up data of the same sizes. The data themselves are read for
+their sizes, and nothing is trained on them.
+
+examples:
+  discreet plan
+  discreet plan experiment=table data.num_clients=897 privacy.user.target_epsilon=2
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+
+from discreet.cli.console import Words
+from discreet.logs import log_to
+from discreet.server.resuming import asked_settings
+from discreet.server.run_price import price_lines
+from discreet.server.session import resolve
+from discreet.simulation.timed_round import timed_round
+
+
+def command(overrides: Words = None) -> None:
+    """Prints a line for each kind of cost."""
+    asked = asked_settings(overrides or [])
+    user = replace(asked.privacy.user, too_noisy="warn")  # it is said here, and nothing is refused
+    plan, task = resolve(replace(asked, privacy=replace(asked.privacy, user=user)))
+    print(*price_lines(plan), sep="\n", flush=True)
+    log_to(sys.stdout, log_format=asked.operations.log_format)
+    logging.getLogger("discreet").setLevel(logging.ERROR)
+    timed = timed_round(plan, task)
+    minutes = timed.seconds * plan.run.rounds / 60
+    print(f"{timed.seconds:.2g} s a round, {minutes:.2g} minutes in all, on this machine (timed on made-up data)")
+    print(f"memory: {timed.memory / 1e9:.2g} GB")

@@ -1,0 +1,43 @@
+"""Names of arguments that people bring along from other libraries, and what `DPSGD` calls them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from functools import wraps
+from typing import ParamSpec
+
+from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.settings.rules import did_you_mean
+
+Given = ParamSpec("Given")
+ELSEWHERE = {each.name: f"privacy=LoopPrivacy({each.name}=...)" for each in fields(LoopPrivacy)}
+MEANT = {
+    **dict.fromkeys(("max_grad_norm", "l2_norm_clip", "clip", "max_norm"), "clip_norm"),
+    **dict.fromkeys(("epsilon", "eps"), "target_epsilon"),
+    **dict.fromkeys(("data_loader", "dataloader", "loader", "train_loader", "train_dataloader", "data"), "dataset"),
+    **dict.fromkeys(("criterion", "loss_fn", "loss_function"), "loss"),
+    **dict.fromkeys(("noise", "sigma", "noise_scale"), ELSEWHERE["noise_multiplier"]),
+    **dict.fromkeys(("max_physical_batch_size", "microbatches"), ELSEWHERE["max_physical_batch"]),
+    **{"target_delta": "delta", "num_epochs": "epochs", "num_steps": "steps", "max_steps": "steps"},
+    **ELSEWHERE,
+}
+
+
+def names_meant(init: Callable[Given, None]) -> Callable[Given, None]:
+    """A constructor whose TypeError about an argument that it does not have says which one is meant."""
+    known = inspect.signature(init).parameters
+
+    @wraps(init)
+    def checked(*args: Given.args, **given: Given.kwargs) -> None:
+        for name in given:
+            if name not in known:
+                raise TypeError(f"DPSGD has no argument {name}{_hint(name, known)}")
+        init(*args, **given)
+
+    return checked
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    return f"; did you mean {MEANT[name]}?" if name in MEANT else did_you_mean(name, known)

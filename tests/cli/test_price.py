@@ -1,0 +1,74 @@
+"""The price before a run, and the same run without privacy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from discreet.server.plan import planned
+from discreet.server.run_folder import RunFolder
+from discreet.server.run_price import price_lines
+from discreet.settings.compose import load_config
+from tests.command import plan, report, simulate
+from tests.tables.made_tables import TOML, make_project
+
+SMALL = ("data.num_clients=20", "rounds=2", "model.name=linear", "training.epochs=1")
+
+
+def test_a_plan_says_every_cost_and_what_a_run_then_says_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan([*SMALL]) == 0
+    said = capsys.readouterr().out
+    epsilon, in_all = re.findall(r"user-level: epsilon ([\d.]+) after the first round, ([\d.]+) after all 2", said)[0]
+    assert float(in_all) == pytest.approx(8, abs=0.01)
+    assert "a node receives and sends 2.6 kB a round (650 parameters)" in said
+    assert "by the rule of noise" in said
+    assert re.search(r"s a round, [\d.e-]+ minutes in all", said)
+    assert re.search(r"memory: [\d.]+ GB", said)
+    assert simulate([*SMALL, "seed=40127", f"output_dir={tmp_path / 'run'}"]) == 0
+    head, *_ = capsys.readouterr().out.partition("round 1/2")
+    assert "after the first round, 8 after all 2" in head
+    assert RunFolder(tmp_path / "run").read_metrics()[0]["epsilon_user"] == pytest.approx(float(epsilon), abs=1e-3)
+
+
+def test_a_run_that_will_not_learn_is_priced_and_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["data.num_clients=20", "rounds=30", "model.name=mlp200"]) == 0
+    assert "it will not learn, by the rule of noise" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("experiment", ["silos", "gaussian_local", "organisations"])
+def test_each_guarantee_has_its_line(experiment: str) -> None:
+    lines = [*price_lines(planned(load_config([f"experiment={experiment}"])))]
+    level = {"silos": "example", "gaussian_local": "local", "organisations": "user"}[experiment]
+    assert sum(line.startswith(f"{level}-level: epsilon") for line in lines) == 1
+
+
+def test_a_baseline_trains_the_same_clients_and_is_marked_as_not_private(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--baseline", *SMALL, "seed=40127", f"output_dir={tmp_path / 'run'}"]
+    assert simulate(words) == 0
+    assert "now without privacy, NOT PRIVATE" in capsys.readouterr().out
+    private, plain = (RunFolder(tmp_path / name).read_config() for name in ("run", "run-baseline"))
+    assert (plain.data, plain.sampling, plain.seed) == (private.data, private.sampling, private.seed)
+    assert not plain.privacy.user.enabled
+    assert report([str(tmp_path / "run"), str(tmp_path / "run-baseline")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "1 of 2 runs have no guarantee at all: they are not private." in page
+    assert "not private: user.enabled false" in page
+
+
+def test_a_baseline_on_data_that_nobody_calls_public_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_project(tmp_path, people=20, tested=20)
+    words = ["--baseline", "experiment=table", f"data.path={folder}", "data.num_clients=20", "rounds=1"]
+    assert simulate([*words, f"output_dir={tmp_path / 'run'}"]) == 2
+    assert "if these are, write public = true in data.toml" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    (folder / "data.toml").write_text(f"public = true\n{TOML}")
+    assert simulate([*words, f"output_dir={tmp_path / 'run'}"]) == 0
+    assert (tmp_path / "run-baseline" / "model.json").exists()

@@ -1,0 +1,232 @@
+"""What leaves a site: moved by 2C at most by one patient, paid for before a block starts, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from discreet.guard import block_release
+from discreet.guard.guard_policy import Terms
+from discreet.guard.site_guard import App, SiteGuard
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.account import Refused
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.randomness import RandomSource, seeded_source
+from tests.guard.made import DELTA, RUN, SIZE, C, PlayedSandbox, Z, arrays, context, message, site
+from tests.replay import Replay, replay
+
+Play = Callable[[Sequence[float]], np.ndarray | None]
+APP = App(RUN, "stranger/app", "1.0.0", "00" * 32, b"")
+PATIENTS = {f"p{number}": 1.0 for number in range(6)}
+UNIT = np.zeros(SIZE, np.float32)
+UNIT[0] = 1.0
+
+
+def opposed(values: Sequence[float]) -> np.ndarray:
+    """A block with the patient -1 in it gives -C u, and any other +C u."""
+    return np.float32(C) * (-UNIT if -1.0 in values else UNIT)
+
+
+def guard_at(
+    folder: Path, play: Play = opposed, patients: dict[str, float] = PATIENTS, **settings: object
+) -> SiteGuard:
+    """A guard whose blocks are played in this process."""
+    policy = site(folder, patients, **settings)  # type: ignore[arg-type]
+    return SiteGuard(policy, sandbox=PlayedSandbox(play))  # type: ignore[arg-type]
+
+
+def answered(guard: SiteGuard, given: Message | None = None, **config: object) -> RecordDict:
+    return guard.answer(given or message(), context(**config), APP).content
+
+
+def neighbours(tmp_path: Path, play: Play = opposed) -> Replay:
+    """A guard's round with one patient, and without."""
+    without = dict(PATIENTS)
+    with_one = without | {"another": -1.0}
+    count = iter(range(9))
+
+    def run(patients: dict[str, float], source: RandomSource) -> object:
+        guard = guard_at(tmp_path / str(next(count)), play, patients)
+        with patch("discreet.guard.site_guard.secure_source", lambda: source.child("noise")):
+            content = answered(guard)
+        spent = guard.ledger.spent("patient").entries
+        return (
+            [torch.from_numpy(array.numpy()) for array in content["arrays"].values()],
+            spent,
+            dict(content["metrics"]),
+        )
+
+    with patch("secrets.token_bytes", lambda length: bytes(range(length))):
+        return replay(run, with_one, without)
+
+
+def test_one_patient_moves_the_sum_by_2c_and_that_is_what_the_noise_is_for(tmp_path: Path) -> None:
+    found = neighbours(tmp_path)
+    assert found.faults == ()
+    assert found.shares == (pytest.approx(1, abs=0.01),)
+    assert found.gaussian_distance == pytest.approx(1 / Z, rel=0.01)
+
+
+def test_a_guard_that_noises_for_c_is_found(tmp_path: Path) -> None:
+    with patch.object(block_release, "MOVES", 1):
+        found = neighbours(tmp_path)
+    assert any("the totals differ by" in fault for fault in found.faults)
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        lambda values: None if -1.0 in values else np.float32(C) * UNIT,
+        lambda values: np.float32(1e30) * (-UNIT if -1.0 in values else UNIT),
+        lambda values: np.full(SIZE, math.nan if -1.0 in values else 9.0, np.float32),
+        lambda values: np.full(SIZE, len(values), np.float32),
+    ],
+    ids=["fails", "huge", "NaN", "counts"],
+)
+def test_no_app_moves_the_sum_by_more(tmp_path: Path, play: Play) -> None:
+    found = neighbours(tmp_path, play)
+    assert found.faults == ()
+    assert max(found.shares) <= 1 + 1e-6
+
+
+def test_the_round_is_on_the_ledger_before_a_block_starts(tmp_path: Path) -> None:
+    seen = []
+
+    def play(values: Sequence[float]) -> np.ndarray:
+        seen.append(DurableLedger(tmp_path / "site" / "ledger.db").spent("patient").num_releases)
+        return UNIT
+
+    answered(guard_at(tmp_path / "site", play))
+    assert seen == [1, 1]
+
+
+def test_the_same_message_after_a_crash_is_paid_for_again_with_new_noise(tmp_path: Path) -> None:
+    def crash(values: Sequence[float]) -> np.ndarray:
+        raise MemoryError
+
+    guard = guard_at(tmp_path / "site", crash)
+    with pytest.raises(MemoryError):
+        answered(guard)
+    guard.sandbox.play = opposed  # type: ignore[attr-defined]
+    first, second = answered(guard), answered(guard)
+    assert guard.ledger.spent("patient").num_releases == 3
+    assert not np.array_equal(first["arrays"]["weight"].numpy(), second["arrays"]["weight"].numpy())
+
+
+def test_the_budget_ends_a_run_in_the_middle(tmp_path: Path) -> None:
+    two = PLDAccountant().compose(GaussianDpEvent(Z), 2).get_epsilon(DELTA)
+    guard = guard_at(tmp_path / "site", max_epsilon=two * 1.01)
+    answered(guard)
+    answered(guard)
+    with pytest.raises(Refused, match="budget of this site's guard is spent"):
+        answered(guard)
+    assert guard.ledger.spent("patient").num_releases == 2
+
+
+def test_if_all_blocks_fail_noise_alone_leaves(tmp_path: Path) -> None:
+    content = answered(guard_at(tmp_path / "site", lambda values: None))
+    assert all(np.abs(array.numpy()).max() > 0 for array in content["arrays"].values())
+    assert dict(content["metrics"]) == {"num-examples": 2}
+
+
+def bad_messages() -> dict[str, Message]:
+    nan = arrays(bias=np.array([np.nan, 0], np.float32))
+    statistics = arrays(**{"norm.running_mean": np.zeros(2, np.float32)})
+    large = arrays(weight=np.zeros((4000, 6000), np.float16))
+    given = {"nan": nan, "batch norm": statistics, "large": large}
+    made = {name: message(RecordDict({"arrays": record})) for name, record in given.items()}
+    made["two records"] = message(RecordDict({"a": arrays(), "b": arrays()}))
+    made["none"] = message(RecordDict({"config": ConfigRecord({"lr": 0.1})}))
+    made["integers alone"] = message(RecordDict({"arrays": ArrayRecord([np.zeros(3, np.int64)])}))
+    made["evaluate"] = message(kind="evaluate")
+    made["query"] = message(kind="query")
+    made["NumPyClient"] = message(RecordDict({"fitins.parameters": arrays()}))
+    return made
+
+
+@pytest.mark.parametrize("name", sorted(bad_messages()))
+def test_a_message_that_a_guard_does_not_answer_costs_nothing(name: str, tmp_path: Path) -> None:
+    guard = guard_at(tmp_path / "site")
+    with pytest.raises(Refused):
+        answered(guard, bad_messages()[name])
+    assert guard.ledger.spent("patient").num_releases == 0
+    assert guard.sandbox.tasks == []  # type: ignore[attr-defined]
+
+
+def test_whole_numbers_and_frozen_arrays_keep_the_values_that_were_sent(tmp_path: Path) -> None:
+    given = arrays(**{"steps": np.array(3, np.int64), "norm.running_mean": np.ones(2, np.float32)})
+    guard = guard_at(tmp_path / "site")
+    content = answered(guard, message(RecordDict({"arrays": given})), guard_frozen="*running_mean")
+    assert content["arrays"]["steps"].numpy() == 3
+    assert content["arrays"]["norm.running_mean"].numpy().tolist() == [1, 1]
+    (task,) = guard.sandbox.tasks  # type: ignore[attr-defined]
+    assert task.names == ("weight", "bias")
+
+
+def test_the_mean_is_over_all_blocks_times_q_with_noise_for_2c() -> None:
+    release = block_release.BlockRelease(SIZE, Terms(C, Z), 0.5, 10)
+    with patch.object(Gaussian, "add_grid_noise", lambda self, total, sensitivity, **_: total):
+        mean = release.mean(release.add_up([np.float32(C / 2) * UNIT] * 6), seeded_source(5113))
+    assert mean[0].item() == pytest.approx(6 * C / 2 / (0.5 * 10), rel=1e-3)
+
+
+def test_the_noise_has_the_deviation_that_is_charged() -> None:
+    release = block_release.BlockRelease(200_000, Terms(C, Z), 1.0, 1)
+    mean = release.mean(release.add_up([None]), seeded_source(90217))
+    # Of 200,000 draws the deviation is right to 0.16 % in one standard error; 6 of them are a chance of 2e-9.
+    assert float(mean.std()) == pytest.approx(Z * 2 * C, rel=0.01)
+
+
+def test_blocks_are_drawn_with_probability_q(tmp_path: Path) -> None:
+    policy = site(tmp_path, PATIENTS, q=0.3, blocks=2)
+    drawn = [len(block_release.drawn_blocks(policy, seeded_source(seed))) for seed in range(3000)]
+    # 6000 coins: the mean is right to 0.0059 in one standard error.
+    assert np.mean(drawn) / 2 == pytest.approx(0.3, abs=6 * 0.006)
+
+
+METRIC = {"name": "accuracy", "low": 0.0, "high": 1.0, "noise-multiplier": 5.0}
+
+
+def test_a_metric_leaves_noised_within_its_range_and_paid_for(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path / "site", lambda values: np.array([0.75], np.float32), evaluate="metric", metric=METRIC)
+    content = answered(guard, message(kind="evaluate"))
+    assert content.keys() == {"metrics"}
+    assert content["metrics"].keys() == {"num-examples", "accuracy"}
+    assert 0 <= content["metrics"]["accuracy"] <= 1
+    assert guard.ledger.spent("patient").entries == ((GaussianDpEvent(5.0), 1),)
+
+
+@pytest.mark.parametrize("values", [(1e30, -1e30), (math.nan, 1.0), (math.inf, 0.0), (1.0, 0.0)])
+def test_no_metric_of_a_block_moves_its_sum_by_more_than_the_noise_is_for(values: tuple[float, float]) -> None:
+    metric = block_release.MetricSettings("accuracy", 0.0, 1.0, 5.0)
+    release = block_release.BlockRelease(1, Terms(1.0, 5.0), 1.0, 2)
+    one, other = (release.add_up([block_release.of_metric(metric, value)]).total for value in values)
+    grid = release.grid
+    assert abs(float(grid.to_float(one - other, torch.float64)[0])) <= 2 * (1 + 1e-9)
+
+
+def test_the_account_of_a_guard_is_its_own(tmp_path: Path) -> None:
+    from discreet.ledger.durable_ledger import Charge
+    from discreet.settings.rules import ConfigError
+
+    policy = site(tmp_path, PATIENTS)
+    DurableLedger(Path(policy.ledger)).charge([Charge(1, "example", "", GaussianDpEvent(1.0))])
+    with pytest.raises(ConfigError, match="a guard has an account of its own"):
+        SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+
+
+def test_what_a_block_is_told_names_no_site_and_no_other_block(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path / "site")
+    answered(guard)
+    (task,) = guard.sandbox.tasks  # type: ignore[attr-defined]
+    assert task.run_id == RUN
+    assert str(tmp_path).encode() not in task.packed()

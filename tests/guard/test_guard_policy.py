@@ -1,0 +1,82 @@
+"""guard.toml, and what a run may ask of a guard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.guard.guard_policy import check_app, check_budget, read_guard, terms_of_run
+from discreet.node.account import Refused
+from discreet.settings.rules import ConfigError
+from tests.guard.made import DELTA, C, Z, guard_toml
+
+DIGEST = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"any": False}, "apps must be a list of digests"),
+        ({"apps": [DIGEST]}, "apps must be a list of digests, or else any = true"),
+        ({"apps": ["ab"], "any": False}, "apps must be a list of SHA-256 digests"),
+        ({"max_delta": 1.0}, "max-delta must be"),
+        ({"max_epsilon": 0.0}, "max-epsilon must be"),
+        ({"min_noise_multiplier": 0.0}, "min-noise-multiplier must be"),
+        ({"q": 0.0}, "q must be"),
+        ({"unit": "site"}, 'blocks.count must be 1 with unit = "site"'),
+        ({"evaluate": "metric"}, "metric must be a table"),
+        ({"enclosure": "none"}, "enclosure must be one of bubblewrap, landlock"),
+        ({"block_secondz": 3}, "block_secondz"),
+        ({"limits": {"memory-gb": 3}}, "limits.memory_gb"),
+        ({"metric": {"name": "a", "low": 1, "high": 0, "noise-multiplier": 1}}, "metric.high must be above"),
+    ],
+)
+def test_a_mistake_in_a_guard_toml_is_one_line_about_its_key(
+    settings: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said.replace(".", r"\.").replace("[", r"\[")):
+        read_guard(guard_toml(tmp_path, **settings))
+
+
+def test_paths_are_beside_the_file(tmp_path: Path) -> None:
+    policy = read_guard(guard_toml(tmp_path))
+    assert [policy.ledger, policy.blocks.folder] == [str(tmp_path / "ledger.db"), str(tmp_path / "site")]
+
+
+def test_an_unapproved_bundle_is_refused_and_an_approved_one_is_not(tmp_path: Path) -> None:
+    policy = read_guard(guard_toml(tmp_path, any=False, apps=[DIGEST]))
+    check_app(policy, DIGEST)
+    with pytest.raises(Refused, match="has not approved"):
+        check_app(policy, "cd" * 32)
+
+
+def test_a_run_may_ask_for_more_noise_and_not_for_less(tmp_path: Path) -> None:
+    policy = read_guard(guard_toml(tmp_path))
+    assert terms_of_run(policy, {}).noise_multiplier == Z
+    assert terms_of_run(policy, {"guard-noise-multiplier": Z + 1}).noise_multiplier == Z + 1
+    with pytest.raises(Refused, match="wants a guard-noise-multiplier of at least"):
+        terms_of_run(policy, {"guard-noise-multiplier": Z - 0.01})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0, True, "1", None])
+@pytest.mark.parametrize("key", ["guard-clip-norm", "guard-noise-multiplier"])
+def test_what_is_no_number_in_range_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=key):
+        terms_of_run(read_guard(guard_toml(tmp_path)), {key: value})
+
+
+def test_a_round_costs_a_sampled_gaussian(tmp_path: Path) -> None:
+    terms = terms_of_run(read_guard(guard_toml(tmp_path, q=0.5)), {})
+    assert terms.clip_norm == C
+    assert terms.event(0.5) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
+
+
+def test_spending_up_to_the_budget_passes_and_more_is_refused(tmp_path: Path) -> None:
+    spent = PrivacyLedger(((GaussianDpEvent(Z), 3),))
+    reached = spent.epsilon(DELTA)
+    check_budget(read_guard(guard_toml(tmp_path, max_epsilon=reached)), spent)
+    with pytest.raises(Refused, match="budget of this site's guard is spent"):
+        check_budget(read_guard(guard_toml(tmp_path, max_epsilon=reached * 0.99)), spent)

@@ -1,0 +1,144 @@
+"""Patients in blocks: each in one, by its id alone, and nothing of one block in another."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from discreet.guard.patient_blocks import KEY, block_of, read_blocks, split_site
+from discreet.settings.rules import ConfigError
+
+BLOCKS = 4
+PATIENTS = [f"p{number}" for number in range(20)]
+
+
+def content(archive: Path) -> dict[str, bytes]:
+    """The files of a block."""
+    with tarfile.open(archive) as files:
+        return {each.name: files.extractfile(each).read() for each in files if each.isfile()}  # type: ignore[union-attr]
+
+
+def split(data: Path, folder: Path, *, id_column: str = "patient") -> list[dict[str, bytes]]:
+    """The files of each block."""
+    split_site(data, folder, id_column=id_column, count=BLOCKS)
+    return [content(path) for path in read_blocks(folder, id_column=id_column, count=BLOCKS).archives]
+
+
+def csv_of(folder: Path, patients: list[str]) -> Path:
+    path = folder / "rows.csv"
+    path.write_text("patient,value\n" + "".join(f"{name},{len(name)}\n" for name in patients))
+    return path
+
+
+def with_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(range(count)))
+
+
+def test_all_rows_of_a_patient_are_in_the_block_of_its_id(tmp_path: Path) -> None:
+    blocks = split(csv_of(tmp_path, PATIENTS * 3), tmp_path / "site")
+    key, found = (tmp_path / "site" / KEY).read_bytes(), []
+    for number, files in enumerate(blocks):
+        header, *rows = files["rows.csv"].decode().splitlines()
+        names = [row.split(",")[0] for row in rows]
+        assert header == "patient,value"
+        assert {block_of(name, key=key, count=BLOCKS) for name in names} <= {number}
+        found += names
+    assert sorted(found) == sorted(PATIENTS * 3)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "npz"])
+def test_one_patient_more_changes_one_block_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_key(monkeypatch)
+    made = []
+    for number, patients in enumerate((PATIENTS, [*PATIENTS, "a new one"])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        split_site(written(folder, patients, kind), folder / "site", id_column="patient", count=BLOCKS)
+        archives = read_blocks(folder / "site", id_column="patient", count=BLOCKS).archives
+        made.append([path.read_bytes() for path in archives])
+    changed = [number for number, (one, other) in enumerate(zip(*made, strict=True)) if one != other]
+    assert changed == [block_of("a new one", key=bytes(range(32)), count=BLOCKS)]
+
+
+def written(folder: Path, patients: list[str], kind: str) -> Path:
+    """A table of patients in a format, with a column whose categories name them all."""
+    path = folder / f"rows.{kind}"
+    values = list(range(len(patients)))
+    if kind == "csv":
+        path.write_text("patient,kind\n" + "".join(f"{name},{name}\n" for name in patients))
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps({"patient": name, "kind": name}) + "\n" for name in patients))
+    elif kind == "parquet":
+        columns = {"patient": pa.array(patients), "kind": pa.array(patients).dictionary_encode()}
+        made = pa.table(columns).replace_schema_metadata({"rows": str(len(patients))})
+        parquet.write_table(made, path)
+    else:
+        np.savez(path, patient=np.array(patients, dtype="U12"), value=np.array(values))
+    return path
+
+
+def test_a_folder_of_patients_goes_to_blocks_by_its_name(tmp_path: Path) -> None:
+    for name in PATIENTS:
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "scan.txt").write_text(name)
+    blocks = split(tmp_path / "data", tmp_path / "site", id_column="folders")
+    assert sorted(name for files in blocks for name in files) == sorted(f"{name}/scan.txt" for name in PATIENTS)
+
+
+def test_a_described_folder_keeps_its_description_in_every_block(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    csv_of(data, PATIENTS)
+    (data / "data.toml").write_text('format = "csv"\nfile = "rows.csv"\ntarget = "value"\nnum_classes = 4\n')
+    for files in split(data, tmp_path / "site"):
+        assert files.keys() == {"data.toml", "rows.csv"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("patient,value\n,1\n", "the patient's id must be"),
+        ("other,value\na,1\n", "one column patient"),
+        ("patient,value\na\n", "as many cells"),
+        ("patient,patient\na,b\n", "one column patient"),
+    ],
+)
+def test_a_table_whose_patients_are_not_known_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=BLOCKS)
+    assert not (tmp_path / "site").exists()
+
+
+def test_what_would_be_in_every_block_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", patient=np.array(["a", "b"]), mean=np.zeros(3))
+    with pytest.raises(ConfigError, match="it would be in every block"):
+        split_site(tmp_path / "rows.npz", tmp_path / "site", id_column="patient", count=BLOCKS)
+    (tmp_path / "data").mkdir()
+    csv_of(tmp_path / "data", PATIENTS)
+    lines = 'format = "csv"\nfile = "rows.csv"\ntarget = "value"\nnum_classes = 4\ntest = "rows.csv"\n'
+    (tmp_path / "data" / "data.toml").write_text(lines)
+    with pytest.raises(ConfigError, match="names a test set"):
+        split_site(tmp_path / "data", tmp_path / "site", id_column="patient", count=BLOCKS)
+
+
+def test_a_site_is_split_once(tmp_path: Path) -> None:
+    split(csv_of(tmp_path, PATIENTS), tmp_path / "site")
+    with pytest.raises(ConfigError, match="split once"):
+        split(tmp_path / "rows.csv", tmp_path / "site")
+    with pytest.raises(ConfigError, match="was split by id 'patient' into 4 blocks"):
+        read_blocks(tmp_path / "site", id_column="patient", count=5)
+
+
+def test_a_split_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    split(csv_of(tmp_path, PATIENTS), tmp_path / "site")
+    os.chmod(tmp_path / "site" / KEY, 0o644)
+    with pytest.raises(ConfigError, match="closed to all others"):
+        read_blocks(tmp_path / "site", id_column="patient", count=BLOCKS)
