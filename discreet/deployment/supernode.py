@@ -20,6 +20,7 @@ from discreet.data.folder import node_table
 from discreet.deployment.flower_fixes import commands, hand_over
 from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.guard.site_check import check_site
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
@@ -82,6 +83,10 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
         raise ConfigError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
+    _check_peers(arguments, config)
+    if arguments.guard is not None:
+        check_site(arguments.guard)
+        return
     with _about("--policy"):
         policy = policy_from(config)
     logger.info("%s", words_of(policy))
