@@ -38,7 +38,7 @@ class GuardedBlocks(ServerMechanism):
             adjacency="add, remove or change them; the number of blocks is public and stays",
             trusted="the operator of that site, and its kernel: not the app, not the server",
             observer="everybody else, over all rounds",
-            mechanism=f"each block of patients is a client, {drawn}; updates clipped to C, Gaussian noise for 2C on the sum",
+            mechanism=f"each block of patients is a client, {drawn}; updates clipped to C, noise for 2C on the sum",
             accounting="a Poisson-sampled Gaussian a round, its noise over 2C",
             not_covered=(
                 "a simulation: nothing was held in a sandbox",
