@@ -116,9 +116,9 @@ def read_masked(message: Message, policy: GuardPolicy, charge: Charge, *, run: R
 def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> SecureSum:
     """The sum that a request means. Refused: one of another kind, or with too little noise for one patient."""
     mechanism = masked_mechanism(request.run, Sizes(layout.num_params))
-    if mechanism is None or mechanism.guarantee != USER or not request.work.trains:
+    sums = None if mechanism is None else mechanism.participation.vector
+    if mechanism is None or sums is None or mechanism.guarantee != USER or not request.work.trains:
         raise Refused("a guard adds to sums of sites' updates alone: the run needs MaskedGaussian")
-    sums = mechanism.vector
     if sums.bit_steps or sums.answer_length:
         raise Refused("a guard gives neither bit nor answer: the run needs clipping=FixedClipping(...)")
     if policy.q < 1:
