@@ -15,6 +15,7 @@ import typer
 from discreet import __version__
 
 ANYWHERE = {
+    "advise": "five questions: which guarantee fits, and what to expect",
     "calibrate": "epsilon, noise or rounds: give two, the third is computed",
     "report": "a table of runs, and a page with pictures of them",
     "ledger": "what a run or a node has spent, and whether its ledger is whole",
