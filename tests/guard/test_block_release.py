@@ -45,7 +45,7 @@ def guard_at(
 
 
 def answered(guard: SiteGuard, given: Message | None = None, **config: object) -> RecordDict:
-    return guard.answer(given or message(), context(**config), APP)
+    return guard.answer(given or message(), context(**config), APP).content
 
 
 def neighbours(tmp_path: Path, play: Play = opposed) -> Replay:
@@ -210,7 +210,7 @@ def test_no_metric_of_a_block_moves_its_sum_by_more_than_the_noise_is_for(values
     metric = block_release.MetricSettings("accuracy", 0.0, 1.0, 5.0)
     release = block_release.BlockRelease(1, Terms(1.0, 5.0), 1.0, 2)
     one, other = (release.add_up([block_release.of_metric(metric, value)]).total for value in values)
-    grid = release._grid
+    grid = release.grid
     assert abs(float(grid.to_float(one - other, torch.float64)[0])) <= 2 * (1 + 1e-9)
 
 

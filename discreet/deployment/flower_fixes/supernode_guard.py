@@ -70,7 +70,7 @@ class GuardedReplies:
             return Message(Error(REFUSED, "this site's guard does not know the run"), reply_to=message)
         app = App(run.run_id, run.fab_id, run.fab_version, fab.hash_str, fab.content)
         try:
-            content = self.guard.answer(_whole(message, store), context, app)
+            answer = self.guard.answer(_whole(message, store), context, app)
         except Refused as refusal:
             logger.warning("refused: %s", refusal)
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
@@ -78,8 +78,9 @@ class GuardedReplies:
             logger.exception("nothing was released")
             wait_until(started + self.guard.policy.round_seconds)
             return Message(Error(REFUSED, FAILED), reply_to=message)
-        wait_until(started + self.guard.policy.round_seconds)
-        return Message(content, reply_to=message)
+        if answer.charged:
+            wait_until(started + self.guard.policy.round_seconds)
+        return Message(answer.content, reply_to=message)
 
 
 def _last_message(state: InMemoryNodeState) -> Message:
