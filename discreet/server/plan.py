@@ -13,7 +13,6 @@ from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
 from discreet.mechanisms.mechanism import SERVER, Mechanism, Statement, releases_of, stated
 from discreet.server.cohort_sampling import CohortSampling
-from discreet.server.constant_guess import ConstantGuess
 from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
@@ -21,6 +20,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings, flat
 
 if TYPE_CHECKING:
+    from discreet.server.constant_guess import ConstantGuess  # it imports PyTorch
     from dp_accounting import DpEvent
 
     from discreet.protocol.messages import TrainRequest
