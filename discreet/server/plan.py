@@ -20,11 +20,11 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings, flat
 
 if TYPE_CHECKING:
-    from discreet.server.constant_guess import ConstantGuess  # it imports PyTorch
     from dp_accounting import DpEvent
 
     from discreet.protocol.messages import TrainRequest
     from discreet.queries.query import Query
+    from discreet.server.constant_guess import ConstantGuess  # it imports PyTorch
     from discreet.server.state import State
 
 ALWAYS = (
