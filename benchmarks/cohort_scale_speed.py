@@ -21,7 +21,7 @@ from discreet.models.models import build_model, flatten_parameters
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan, planned
-from discreet.server.round import cohort_sampling, dp_fedavg_round, round_settings
+from discreet.server.round import stepped
 from discreet.server.state import State, initial_state
 from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
@@ -68,11 +68,11 @@ def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
     engine = engine_of(plan, task, dealt=held)
     with BatchedTransport(plan, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
-            cohort = cohort_sampling(plan).draw(exchange.available_clients(), secure_source())
+            cohort = plan.sampling.draw(exchange.available_clients(), secure_source())
             replies = exchange.ask(TrainRequest(number, state.clip_norm, plan.run), state.params, cohort)
             updates = ReplyStats().accept(replies)
-            settings, source = round_settings(plan), secure_source()
-            state, _ = dp_fedavg_round(state, updates, settings, source=source, charge=lambda _: None)
+            released = plan.mechanism.release(plan.mechanism.add_up(updates, state), state, secure_source())
+            state = stepped(state, plan, released)
     return state
 
 

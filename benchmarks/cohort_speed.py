@@ -26,7 +26,7 @@ from benchmarks.side_by_side import Row
 from discreet.data.examples import SHAPES, Examples, Task
 from discreet.data.partition import ClientExamples, PartitionedExamples, partition_indices
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.sums import PartialReply
+from discreet.mechanisms.round_state import RoundStart
 from discreet.models.models import build_model, flatten_parameters, load_parameters
 from discreet.node.account import Accounts
 from discreet.node.client import Client
@@ -35,7 +35,7 @@ from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import planned
-from discreet.server.round import round_settings
+from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.settings.settings import Settings, client_settings
@@ -181,13 +181,11 @@ def _batched(run: Settings, task: Task, held: ClientExamples, ledger: DurableLed
     accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
     plan = planned(run)
     exchange = BatchedTransport(plan, engine_of(plan, task, dealt=held), accounts=accounts)
-    start, release = flatten_parameters(model), round_settings(plan).release
+    start = RoundStart(0, flatten_parameters(model), CLIP_NORM)
 
     def rounds(clients: Sequence[int]) -> None:
-        total = release.empty(len(start), CLIP_NORM)
-        for replies in exchange.ask(TrainRequest(1, CLIP_NORM, plan.run), start, clients):
-            assert isinstance(replies, PartialReply)
-            total.take(replies)
+        replies = exchange.ask(TrainRequest(1, CLIP_NORM, plan.run), start.params, clients)
+        plan.mechanism.add_up(ReplyStats().accept(replies), start)
 
     return rounds
 

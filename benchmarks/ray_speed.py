@@ -22,11 +22,11 @@ from benchmarks.cohort_scale_speed import PER_CLIENT
 from benchmarks.cohort_speed import CLIP_NORM, COHORT, MODELS, SEED, WORK, digits_like
 from benchmarks.side_by_side import Row
 from discreet.data.partition import SampledExamples
-from discreet.mechanisms.sums import PartialReply
+from discreet.mechanisms.round_state import RoundStart
 from discreet.models.models import build_model, flatten_parameters
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import planned
-from discreet.server.round import round_settings
+from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers, engine_of
 
@@ -111,13 +111,11 @@ def _transport(name: str, examples: int, workers: MakesWorkers | None) -> Batche
 
 def _turn(transport: BatchedTransport) -> list[float]:
     """The seconds of each round of a turn."""
-    plan, engine, times = transport.plan, transport.engine, []
+    plan, times = transport.plan, list[float]()
     model = build_model(plan.run.model.name, (1, 28, 28), 10, seed=SEED)
-    start, release, turn = flatten_parameters(model), round_settings(plan).release, time.perf_counter()
+    start, turn = RoundStart(0, flatten_parameters(model), CLIP_NORM), time.perf_counter()
     while (started := time.perf_counter()) < turn + TURN_SECONDS:
-        total = release.empty(engine.model.layout.size, CLIP_NORM)
-        for replies in transport.ask(TrainRequest(1, CLIP_NORM, plan.run), start, range(COHORT)):
-            assert isinstance(replies, PartialReply)
-            total.take(replies)
+        replies = transport.ask(TrainRequest(1, CLIP_NORM, plan.run), start.params, range(COHORT))
+        plan.mechanism.add_up(ReplyStats().accept(replies), start)
         times.append(time.perf_counter() - started)
     return times

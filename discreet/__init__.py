@@ -25,6 +25,7 @@ _HOMES = {
     "ServerAdam": "discreet.server.server_optimizer",
     "ServerSGD": "discreet.server.server_optimizer",
     "ServerYogi": "discreet.server.server_optimizer",
+    "local_dp_mod": "discreet.flower.local_dp_mod",
     "per_example_loss": "discreet.training.losses",
     "secure_sum_mod": "discreet.flower.secure_sum_mod",
     "simulate": "discreet.simulation",

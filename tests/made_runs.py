@@ -37,7 +37,8 @@ def make_run(
         row |= {"clip_norm": 0.1 * number, "fraction_below": 0.4, "cohort": 10, "replies": 9}
         row |= {f"epsilon_{name}": float("inf") for name in ("user", "example", "local")}
         if user.enabled and user.noise_multiplier is not None:
-            event = plan.mechanism.event(user.noise_multiplier)
+            event = plan.mechanism.event(number)
+            assert event is not None
             ledger.charge([Charge(number, USER, "", event, per_round)])
             row["epsilon_user"] = float(number)
         folder.append_metrics(row)

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 import discreet
-from discreet.cli.main import ANYWHERE, IN_A_PROJECT
+from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.server.prices import sampled_prices
 from discreet.settings.compose import load_config
 from tests.command import calibrate

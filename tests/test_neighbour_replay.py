@@ -18,12 +18,11 @@ from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step
 from discreet.mechanisms.masked_sums import MaskedGaussian
-from discreet.mechanisms.sums import AnswerRelease, UnopenedSum
+from discreet.mechanisms.sums import UnopenedSum, UpdateRows
 from discreet.node.client import Values, noised_vector
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply
-from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
 from discreet.settings.settings import Settings
@@ -31,6 +30,7 @@ from discreet.training.local_training import ExamplePrivacy, LocalSettings, loca
 from tests.mechanisms.made import central, masked
 from tests.node.clients import EXAMPLE, OFF, client, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
+from tests.rounds import round_of
 from tests.sequences import BUILDERS, built, sequences
 
 C, Z = 0.5, 1.3
@@ -61,9 +61,8 @@ OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True), TrainReply(
 def rounds(user: CentralGaussian, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
     """Everything that rounds with these clients release, but the number of replies, which is not covered."""
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
-    how = RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), user)
     for index in range(number):
-        state, metrics = dp_fedavg_round(state, updates, how, source=source.child(index), charge=lambda _: None)
+        state, metrics = round_of(user, state, updates, source.child(index), optimizer=ServerSGD(0.7, momentum=0.9))
         left += [state, replace(metrics, replies=0)]
     return left
 
@@ -100,7 +99,7 @@ def test_over_rounds_in_which_the_clip_norm_moves_each_step_keeps_to_its_sensiti
 ) -> None:
     for found in add_and_remove(user, TrainReply(1, update, below=False), number=3):
         assert found.faults == ()
-        assert len(found.shares) == (3 if user.count_stddev is None else 6)
+        assert len(found.shares) == (6 if user.run.user.adaptive else 3)
 
 
 def test_many_clients_at_once_are_summed_as_sequentially() -> None:
@@ -108,11 +107,9 @@ def test_many_clients_at_once_are_summed_as_sequentially() -> None:
     bits = torch.tensor([True, False, True])
 
     def run(count: int, source: RandomSource) -> list[object]:
-        state, how = initial_state(torch.zeros(3), clip_norm=C), RoundSettings(5.0, ServerSGD(), KINDS["on the grid"])
-        total = KINDS["on the grid"].empty(3, C)
-        total.add(rows[:count], bits[:count])
-        part = [total.part()]
-        state, _ = dp_fedavg_round(state, part, how, source=source, charge=lambda _: None)
+        state, how = initial_state(torch.zeros(3), clip_norm=C), KINDS["on the grid"]
+        part = how.add_up([UpdateRows(rows[:count], bits[:count])], state).part()
+        state, _ = round_of(how, state, [part], source)
         return [state]
 
     assert replay(run, 3, 2).faults == ()
@@ -143,12 +140,13 @@ NOBODY = TrainReply(1, torch.zeros(3), below=False)
 
 def masked_rounds(how: MaskedGaussian, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
     """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is zeroed out."""
-    vector, settings = how.vector, RoundSettings(5.0, ServerSGD(0.7, momentum=0.9), how, AnswerRelease(2, 5.0, 2.5))
-    state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
+    vector, optimizer = how.vector, ServerSGD(0.7, momentum=0.9)
+    state = replace(initial_state(torch.zeros(3), clip_norm=C), round=1)  # the first round rates nothing
+    left = list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))
         unopened = UnopenedSum(partial(vector.centred, total), len(updates))
-        state, metrics = dp_fedavg_round(state, [unopened], settings, source=source, charge=lambda _: None)
+        state, metrics = round_of(how, state, [unopened], source, optimizer=optimizer)
         left += [state, metrics]
     return left
 
@@ -200,8 +198,7 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
             reply = client(share, source=own).answer(asked, params)
             total += noised_vector(vector, Values(reply.update, reply.below), asked, own)
     state = State(0, params, torch.zeros_like(params), C)
-    unopened, how = UnopenedSum(lambda: vector.centred(total), 3), RoundSettings(5.0, ServerSGD(), MASKED_MODEL)
-    return list(dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None))
+    return list(round_of(MASKED_MODEL, state, [UnopenedSum(lambda: vector.centred(total), 3)], source))
 
 
 def test_a_whole_masked_round_from_the_clients_data_to_the_servers_model() -> None:
@@ -224,8 +221,7 @@ def federation(shares: list[Examples], source: RandomSource) -> list[object]:
         reply = client(share, source=source.child("client", number)).answer(request(run, clip_norm=C), params)
         updates.append(TrainReply(1, reply.update, reply.below))
     state = State(0, params, torch.zeros_like(params), C)
-    how = RoundSettings(5.0, ServerSGD(), KINDS["on the grid"])
-    state, metrics = dp_fedavg_round(state, updates, how, source=source.child("server"), charge=lambda _: None)
+    state, metrics = round_of(KINDS["on the grid"], state, updates, source.child("server"))
     return [state, replace(metrics, replies=0)]
 
 

@@ -23,7 +23,6 @@ from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan
-from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.state import initial_state
 from discreet.simulation.chunk import shared_examples
 from discreet.simulation.cohort import BatchedTransport, Engine
@@ -31,6 +30,7 @@ from discreet.simulation.in_process import InTheClear
 from discreet.simulation.layer_sequence import sequence_of
 from tests.node.clients import DIMS, config, examples, linear, params_of, request
 from tests.replay import Replay, replay
+from tests.rounds import round_of
 
 ROUNDS, PUBLIC = 3, 8  # training.batch_size: what stands for a client's number of examples
 RUN = config(
@@ -51,7 +51,13 @@ def perceptron() -> nn.Module:
 
 
 def vector_of_model(model: nn.Module) -> SecureSum:
-    return round_settings(Plan(RUN, num_params=params_of(model).numel())).release.vector
+    vector = plan_of(model).mechanism.participation.vector
+    assert vector is not None
+    return vector
+
+
+def plan_of(model: nn.Module) -> Plan:
+    return Plan(RUN, num_params=params_of(model).numel())
 
 
 def sequential(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> UnopenedSum:
@@ -70,9 +76,7 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
     whole = Examples(torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares]))
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
     plan, data, held = Plan(RUN), shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows)
-    engine = Engine(
-        plan.settings.seed, round_settings(plan).release, data, held, layers, chunk=3, workers=1, vector=vector
-    )
+    engine = Engine(plan.settings.seed, plan.mechanism, data, held, layers, chunk=3, workers=1, vector=vector)
     with BatchedTransport(plan, engine, accounts=None) as transport:
         clear = InTheClear(transport, vector, 3)
         (unopened,) = clear.ask(TrainRequest(number, math.inf, transport.plan.run), params, range(3))
@@ -81,12 +85,12 @@ def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> U
 
 def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Module) -> list[object]:
     """Everything that the server learns of a run."""
-    how = round_settings(Plan(RUN, num_params=params_of(model).numel()))
+    plan = plan_of(model)
     state, left = initial_state(params_of(model), clip_norm=math.inf), list[object]()
     for number in range(1, ROUNDS + 1):
         ask = together if engine == "together" else partial(sequential, source=source)
         unopened = ask(model, shares, state.params, number)
-        state, metrics = dp_fedavg_round(state, [unopened], how, source=source, charge=lambda _: None)
+        state, metrics = round_of(plan.mechanism, state, [unopened], source, optimizer=plan.optimizer)
         left += [state, metrics]
     return left
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from torch import Tensor
 
-from discreet.mechanisms.central_gaussian import update_noise_multiplier
-from discreet.mechanisms.mechanism import ServerMechanism
+from discreet.mechanisms.central_gaussian import noise_of, update_noise_multiplier
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
-from discreet.server.round import RoundSettings
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State
 from discreet.settings.rules import ConfigError
@@ -94,36 +92,36 @@ class Auditor:
     a canary would add and what was released, over the variance of the noise: the log-likelihood ratio of in and out, up
     to constants, if every member takes part, and its best linear stand-in if cohorts are sampled."""
 
-    settings: RoundSettings
+    plan: Plan
     canaries: Canaries | Canary
 
     def scores(
-        self, before: State, after: State, fraction: object, *, known: Tensor | float = 0.0, below: int = 0
+        self, total: Tensor, clip_norm: float, fraction: object, *, known: Tensor | float = 0.0, below: int = 0
     ) -> NDArray[np.float64]:
-        """The scores of a round, (k,). `fraction`: the released share of norms below the clip norm, if there is one.
-        `known`, `below`: the sum of updates and of centred bits, in halves, of honest clients, as the auditor knows it.
+        """The scores of a round with this clip norm, (k,), by its noised sum of updates `total`. `fraction`: the
+        released share of norms below the clip norm, if there is one. `known`, `below`: the sum of updates and of
+        centred bits, in halves, of honest clients, as the auditor knows it.
         """
-        release = cast(ServerMechanism, self.settings.release)
-        counted, noise = release.count_stddev, release.sum_noise
+        expected = self.plan.mechanism.expected_noise(clip_norm)
+        counted, noise = expected.count_stddev, expected.multiplier
         if counted is not None:  # the noise of the update that is accounted
-            noise = update_noise_multiplier(release.noise_multiplier, count_stddev=counted)
-        released = noised_sum(self.settings, before, after) - known
-        scores = self.canaries.along(released) / (release.norm(before.clip_norm) * noise**2)
+            noise = update_noise_multiplier(noise_of(self.plan.run), count_stddev=counted)
+        scores = self.canaries.along(total.double() - known) / (expected.norm * noise**2)
         # A fraction that was clamped to 0 or 1 hides the count.
         if counted is None or not isinstance(fraction, float) or not 0 < fraction < 1:
             return scores
-        count = (fraction - 0.5) * self.settings.expected_cohort / BIT_SENSITIVITY - below
+        count = (fraction - 0.5) * self.plan.denominator / BIT_SENSITIVITY - below
         variance = (counted / BIT_SENSITIVITY) ** 2
         return scores + np.where(self.canaries.bits, count, -count) / variance
 
 
-def noised_sum(settings: RoundSettings, before: State, after: State) -> Tensor:
+def noised_sum(plan: Plan, before: State, after: State) -> Tensor:
     """The release of a round's updates, (num_params,) float64, from the first moment of the server's optimizer."""
-    optimizer = settings.optimizer
+    optimizer = plan.optimizer
     keep, share = (
         (optimizer.momentum, 1.0) if isinstance(optimizer, ServerSGD) else (optimizer.beta_1, 1 - optimizer.beta_1)
     )
-    return (after.velocity.double() - keep * before.velocity.double()) * (settings.expected_cohort / share)
+    return (after.velocity.double() - keep * before.velocity.double()) * (plan.denominator / share)
 
 
 @dataclass(frozen=True)

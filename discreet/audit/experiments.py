@@ -9,8 +9,10 @@ from discreet.audit.example_audit import audit_examples
 from discreet.audit.federation_audit import audit_federation
 from discreet.audit.release_audit import audit_local, audit_round, audit_shared_step, audit_statistics
 from discreet.audit.user_audit import audit_users
+from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
 from discreet.server.session import resolve
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
@@ -42,7 +44,7 @@ def experiment_of(config: Settings, asked: Asked) -> Experiment:
     of = asked.of or (USER if asked.federation else next(iter(mechanisms_of(run)), USER))
     server, user = server_mechanism(run), config.privacy.user
     # Canaries of whole runs follow a clip norm that moves; a sum that is opened is audited by itself.
-    whole = asked.federation or server is None or not (server.masked or server.fixed_norm)
+    whole = asked.federation or server is None or not (run.masked or _is_clipped_once(run, server))
     if asked.federation or of not in (USER, RATINGS):  # that a run would not learn is no reason not to audit it
         user = replace(user, too_noisy="warn")
     if of != RATINGS and whole:  # all releases are thrown away
@@ -63,3 +65,9 @@ def experiment_of(config: Settings, asked: Asked) -> Experiment:
         return audit_round(plan, releases=releases, of_answers=of == RATINGS)
     canaries = asked.canaries or min(half, MOST_CANARIES)
     return audit_users(plan, task, canaries=canaries, honest=asked.honest, runs=asked.runs)
+
+
+def _is_clipped_once(run: ClientSettings, server: Mechanism) -> bool:
+    """True if the norm that clips never follows the updates."""
+    made = server_mechanism(run.with_noise(server.guarantee, 1.0))
+    return made is not None and made.expected_noise(1.0).clip_setting is not None

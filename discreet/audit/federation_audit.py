@@ -76,7 +76,7 @@ def check_federation(plan: Plan, canaries: int, runs: int) -> None:
     check_noised(plan)
     check_secure(plan.settings.seed)
     user = plan.run.user
-    in_turns = plan.mechanism is not None and plan.mechanism.turns is not None
+    in_turns = plan.mechanism.participation.turns is not None
     if user.sampling == "fixed" or in_turns or plan.run.evaluation.private or plan.accounts_itself:
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "

@@ -23,14 +23,13 @@ from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussian
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.canaries import Auditor, Canary, Claim, Experiment, Facts, Releases, Scores, draw_canaries, observed
 from discreet.audit.example_audit import model_and_examples
-from discreet.audit.user_audit import check_noised
+from discreet.audit.user_audit import check_noised, event_of
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
-from discreet.evaluation.private_answers import evaluation_plan, statistics_noise
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
-from discreet.mechanisms.masked_sums import MaskedSum
-from discreet.mechanisms.sums import UnopenedSum
+from discreet.mechanisms.round_state import RoundStart
+from discreet.mechanisms.sums import AnswerMechanism, PartialReply, UnopenedSum
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused
 from discreet.node.client import Client, Values, noised_vector
@@ -40,9 +39,10 @@ from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.query import EVALUATION, STATISTICS, query_of
+from discreet.server.cohort_sampling import CohortSampling
+from discreet.server.data_questions import statistics_noise
+from discreet.server.model_ratings import rating_plan
 from discreet.server.plan import Plan
-from discreet.server.round import CohortSampling, RoundSettings, cohort_sampling, dp_fedavg_round, round_settings
-from discreet.server.state import State, initial_state
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
@@ -134,34 +134,36 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
       ConfigError: there is no noise at user level, the answers of clients that answer nothing are to be audited, or
         there are fewer than two releases.
     """
-    rated, own = evaluation_plan(plan), plan.run.evaluation.cohort == "own"
+    rated, own = rating_plan(plan), plan.run.evaluation.cohort == "own"
     if of_answers and rated is None:
         raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
-    if of_answers and plan.mechanism is None:
+    if of_answers and not plan.charges_server:
         raise ConfigError("the answers that clients noise themselves are not audited: only those noised at the server")
     check_noised(plan)
     rates, trains = rated is not None and (of_answers or not own), not (of_answers and own)
-    settings = round_settings(plan, answers=rated.answers if rated and rates else None)
-    start = initial_state(torch.zeros(plan.num_params), clip_norm=plan.first_clip_norm)
+    before = plan.run.evaluation.every if rates and trains else 0  # the round after so many rates the model too
+    start = RoundStart(before, torch.zeros(plan.num_params), plan.first_clip_norm)
     drawn = draw_canaries(1, plan.num_params, source_of(plan.settings.seed).child("audit").child("direction"))
-    values = _far(LONG * start.clip_norm * drawn.direction(0), settings, below=bool(drawn.bits[0]))
+    length = rated.answers.length if rated and rates else None
+    values = _far(LONG * start.clip_norm * drawn.direction(0), length, below=bool(drawn.bits[0]))
     replies, added = _replies(values), drawn.direction(0)
-    if isinstance(settings.release, MaskedSum):
-        request = TrainRequest(1, start.clip_norm, plan.run, work=Work(trains, EVALUATION if rates else ""))
+    vector = plan.mechanism.participation.vector
+    if vector is not None:
+        request = TrainRequest(before + 1, start.clip_norm, plan.run, work=Work(trains, EVALUATION if rates else ""))
         silent = replace(request, work=Work(trains=False, query=NOTHING)), Values(values.update)
-        replies = vectors(settings.release.vector, [(request, values), silent, silent])
+        replies = vectors(vector, [(request, values), silent, silent])
     elif trains:
-        total = settings.release.empty(plan.num_params, start.clip_norm)
-        total.take(TrainReply(1, values.update, values.below))
-        added = total.part().in_floats / settings.release.norm(start.clip_norm)
-    event = settings.event_of(1) if trains or rated is None else rated.event
+        total: PartialReply = plan.mechanism.add_up([TrainReply(1, values.update, values.below)], start).part()
+        added = total.in_floats / plan.mechanism.expected_noise(start.clip_norm).norm
+    event = plan.mechanism.event(before + 1) if trains or rated is None else rated.event
     assert event is not None
-    score = _of_round(settings, start, replies, Canary(added, values.below))
+    score = _of_round(plan, start, replies, Canary(added, values.below))
     if not trains:
-        score = _of_answers(settings, start, replies, event)
+        assert rated is not None
+        score = _of_answers(rated.mechanism, start, replies)
     facts: Facts = {"metrics": ", ".join(plan.run.evaluation.metrics)} if rates else {}
-    name = NAMES[trains, rates][settings.release.masked]
-    return Repeated(name, USER, [(event, score)], cohort_sampling(plan), facts).experiment(plan, releases)
+    name = NAMES[trains, rates][vector is not None]
+    return Repeated(name, USER, [(event, score)], plan.sampling, facts).experiment(plan, releases)
 
 
 def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
@@ -169,9 +171,9 @@ def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
     them: everybody answers. ConfigError: they are not paid for at user level, or there are fewer than two releases."""
     plan.run.check_server_noise("an audit of statistics")
     query = query_of(STATISTICS, plan.run, task.shape)
-    settings = round_settings(plan, answers=statistics_noise(plan, query.length))
     nothing, event = torch.zeros(0), plan.run.statistics.event
-    score = _of_answers(settings, initial_state(nothing, clip_norm=1.0), _replies(_far(nothing, settings)), event)
+    replies, start = _replies(_far(nothing, query.length)), RoundStart(0, nothing, 1.0)
+    score = _of_answers(statistics_noise(plan, query.length), start, replies)
     facts = {"statistics": ", ".join(plan.run.statistics.of)}
     return Repeated("statistics", USER, [(event, score)], facts=facts).experiment(plan, releases)
 
@@ -187,17 +189,19 @@ def audit_shared_step(plan: Plan, task: Task, *, releases: int) -> Experiment:
       ConfigError: the guarantee has no noise, the client has no example or more than it may have, or there are fewer
         than two releases.
     """
-    settings = round_settings(plan)
-    if not isinstance(settings.release, MaskedSum) or not plan.noised(EXAMPLE):
+    masked = plan.run.gives(EXAMPLE) and plan.run.masked
+    if not masked or not plan.noised(EXAMPLE):
         raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
     request, params, without, within = step_parts(plan, task)
-    added, start = within.update - without.update, initial_state(params, clip_norm=math.inf)
+    added, start = within.update - without.update, RoundStart(0, params, math.inf)
     silent = replace(without, update=torch.zeros_like(added))
     parts = [(request, values) for values in (within, without, silent)]
-    replies, canary = vectors(settings.release.vector, parts), added.double() / settings.release.norm(math.inf)
-    score = _of_round(settings, start, replies, Canary(canary), known=without.update)
-    rounds = [(settings.event_of(1), score)]
-    return Repeated("a step that clients share", EXAMPLE, rounds, cohort_sampling(plan)).experiment(plan, releases)
+    vector = plan.mechanism.participation.vector
+    assert vector is not None
+    replies, canary = vectors(vector, parts), added.double() / plan.mechanism.expected_noise(math.inf).norm
+    score = _of_round(plan, start, replies, Canary(canary), known=without.update)
+    rounds = [(event_of(plan.mechanism, 1), score)]
+    return Repeated("a step that clients share", EXAMPLE, rounds, plan.sampling).experiment(plan, releases)
 
 
 def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
@@ -277,32 +281,31 @@ def _worst_of(examples: Examples, model: nn.Module, run: ClientSettings) -> Exam
     return few.subset(norms.nan_to_num(posinf=0.0).argmax().reshape(1))
 
 
-def _of_round(
-    settings: RoundSettings, start: State, replies: Replies, canary: Canary, *, known: Tensor | float = 0.0
-) -> Score:
+def _of_round(plan: Plan, start: RoundStart, replies: Replies, canary: Canary, *, known: Tensor | float = 0.0) -> Score:
     """The log-likelihood ratio of in and out, up to constants; `known`: what others add to the sum of updates."""
 
     def score(sent: int, source: RandomSource) -> float:
-        after, seen = dp_fedavg_round(start, replies(sent, source), settings, source=source, charge=lambda _: None)
-        (found,) = Auditor(settings, canary).scores(start, after, seen.fraction_below, known=known)
+        summed = plan.mechanism.add_up(replies(sent, source), start)
+        seen = plan.mechanism.release(summed, start, source)
+        (found,) = Auditor(plan, canary).scores(seen.total, start.clip_norm, seen.fraction_below, known=known)
         return float(found if seen.answers is None else found + seen.answers.values[0] / seen.answers.stddev**2)
 
     return score
 
 
-def _of_answers(settings: RoundSettings, start: State, replies: Replies, event: DpEvent) -> Score:
+def _of_answers(answers: AnswerMechanism, start: RoundStart, replies: Replies) -> Score:
     """The first number of the answers, of a round that releases nothing else."""
 
     def score(sent: int, source: RandomSource) -> float:
-        at = settings.of_round(start, source, lambda _: None)
-        return float(settings.release.rate(replies(sent, source), at, event).values[0])
+        summed = answers.add_up(replies(sent, source), start)
+        return float(answers.release(summed, start, source).values[0])
 
     return score
 
 
-def _far(update: Tensor, settings: RoundSettings, *, below: bool = False) -> Values:
-    """An update and an answer that is far longer than may be, if the round has answers."""
-    answer = torch.zeros(settings.answers.length) if settings.answers else None
+def _far(update: Tensor, length: int | None, *, below: bool = False) -> Values:
+    """An update, and an answer of this length that is far longer than may be, if the round has answers."""
+    answer = None if length is None else torch.zeros(length)
     if answer is not None:
         answer[0] = LONG
     return Values(update.float(), below, answer)

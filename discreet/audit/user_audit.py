@@ -16,6 +16,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import torch
+from dp_accounting import DpEvent
 from scipy.linalg import toeplitz
 from torch import Tensor
 
@@ -30,18 +32,20 @@ from discreet.audit.canaries import (
     Releases,
     Scores,
     draw_canaries,
+    noised_sum,
     observed,
 )
 from discreet.audit.verdict import outlook
 from discreet.data.examples import Task
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.mechanism import ServerMechanism
-from discreet.mechanisms.sums import PartialReply, take_all
+from discreet.mechanisms.central_gaussian import noise_of
+from discreet.mechanisms.mechanism import Mechanism
+from discreet.mechanisms.round_state import RoundStart
+from discreet.mechanisms.sums import PartialReply, Reply
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.queries.scores import unrated
 from discreet.server.plan import Plan
-from discreet.server.round import round_settings
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import opened
 from discreet.server.state import State
@@ -99,20 +103,21 @@ def check_noised(plan: Plan) -> None:
 
 def said_first(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
-    user, rounds = _user(plan), plan.run.rounds
-    spent = PrivacyLedger(tuple((user.event_of(number), 1) for number in range(1, rounds + 1)))
+    user, rounds = plan.mechanism, plan.run.rounds
+    spent = PrivacyLedger(tuple((event_of(user, number), 1) for number in range(1, rounds + 1)))
     claim = Claim.of(plan, USER, spent)
-    releases, alone = Releases(rounds, plan.run.user.probability, user.noise_multiplier, claim), rounds
-    if user.turns is not None:  # all rounds are one observation, and none is judged by itself
-        releases, alone = Releases(1, 1.0, user.noise_multiplier / user.turns.sensitivity, claim), 0
+    noise, turns = noise_of(plan.run), user.participation.turns
+    releases, alone = Releases(rounds, plan.run.user.probability, noise, claim), rounds
+    if turns is not None:  # all rounds are one observation, and none is judged by itself
+        releases, alone = Releases(1, 1.0, noise / turns.sensitivity, claim), 0
     logger.info("%s", outlook(releases, canaries, rounds=alone))
     return releases
 
 
 def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts) -> Experiment:
     """The findings of runs with different canaries: each round, then all of them, by their ledger."""
-    user, rounds = _user(plan), []
-    one = PrivacyLedger().record(user.event(user.noise_multiplier))
+    user, rounds = plan.mechanism, []
+    one = PrivacyLedger().record(event_of(user, 1))
     claim, run_claim = (Claim.of(plan, USER, each) for each in (one, seen[-1][1]))
     for same in zip(*(scores for scores, _ in seen), strict=True):
         values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
@@ -121,29 +126,32 @@ def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[Seen
         "population_size": plan.run.user.population_size,
         "sampling": f"{plan.run.user.sampling}, {plan.run.user.probability:g}",
         "rounds": len(rounds),
-        "noise_multiplier": user.noise_multiplier,
+        "noise_multiplier": noise_of(plan.run),
         "clip": plan.clip.kind,
         "secure": plan.settings.seed is None,
     }
     found = observed(rounds, run_claim)
-    found = found if user.turns is None else found[-1:]
+    found = found if user.participation.turns is None else found[-1:]
     return Experiment(mechanism, found, {**facts, **more}, releases)
 
 
-def _user(plan: Plan) -> ServerMechanism:
-    assert plan.mechanism is not None
-    return plan.mechanism
+def event_of(mechanism: Mechanism, number: int) -> DpEvent:
+    """The cost of a round to the server's ledger, which it has at user level."""
+    event = mechanism.event(number)
+    assert event is not None
+    return event
 
 
-def _joined(user: ServerMechanism, turns: Turns, rounds: Sequence[Scores], first: int) -> Scores:
+def _joined(plan: Plan, turns: Turns, rounds: Sequence[Scores], first: int) -> Scores:
     """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise of each is made
     independent of the others' by C, and what a canary adds to them is looked for in all at once."""
-    values, canaries = np.stack([each.values for each in rounds]) * user.sum_noise**2, range(len(rounds[0].values))
+    noise = plan.mechanism.expected_noise(plan.first_clip_norm).multiplier
+    values, canaries = np.stack([each.values for each in rounds]) * noise**2, range(len(rounds[0].values))
     asked = [[in_turn(first + each, at + 1, groups=turns.groups) for each in canaries] for at in range(len(rounds))]
     factor = toeplitz(turns.factor[: len(rounds)], np.zeros(len(rounds)))
     added = factor @ np.array(asked, dtype=float)
     seen = (added * (factor @ values)).sum(0) / np.linalg.norm(added, axis=0).clip(min=1.0)
-    return replace(rounds[0], values=seen / user.noise_multiplier**2)
+    return replace(rounds[0], values=seen / noise_of(plan.run) ** 2)
 
 
 def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
@@ -153,20 +161,20 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
         settings = replace(plan.settings, output_dir=f"{folder}/run", resume=False)
         plan = replace(plan, settings=settings, query=None, chance_loss=math.inf)
         session = opened(plan, task, simulated=True, held=held)
-        context, user = session.context, _user(plan)
+        context, turns = session.context, plan.mechanism.participation.turns
         canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))
         inner, replaced = virtual_clients(session, held) if honest else None, plan.run.user.sampling == "fixed"
-        transport = CanaryTransport(inner, canaries, honest=honest, user=user, replaced=replaced)
+        transport = CanaryTransport(inner, canaries, honest=honest, user=plan.mechanism, replaced=replaced)
         states, known = [context.state], list[PartialReply]()
 
         def look(_: Mapping[str, object]) -> None:
             states.extend(filter(None, [context.folder.load_checkpoint()]))
-            known.append(transport.others.part())
+            known.append(transport.part())
 
         TrainingRun(context, transport=transport, evaluate=lambda _: unrated(), on_round=look).run()
         rounds, spent = scored(plan, context.folder, states, canaries, known)
         rounds = [replace(each, centred=not replaced) for each in rounds]
-        return rounds if user.turns is None else [_joined(user, user.turns, rounds, honest)], spent
+        return rounds if turns is None else [_joined(plan, turns, rounds, honest)], spent
 
 
 def scored(
@@ -174,25 +182,32 @@ def scored(
 ) -> SeenRun:
     """Scores canaries by a run folder and the states before the first round and after each. `known`: the sums of
     others in each round; empty if there are none."""
-    auditor, rows, found = Auditor(round_settings(plan), canaries), run.read_metrics(), list[Scores]()
+    auditor, rows, found = Auditor(plan, canaries), run.read_metrics(), list[Scores]()
     for (before, after), row, others in zip(pairwise(states), rows, known or [None] * len(rows), strict=True):
         sums, below = (others.in_floats, others.below) if others else (0.0, 0)
-        values = auditor.scores(before, after, row["fraction_below"], known=sums, below=below)
+        total = noised_sum(plan, before, after)
+        values = auditor.scores(total, before.clip_norm, row["fraction_below"], known=sums, below=below)
         found.append(Scores(values, canaries.included, centred=True))
     return found, DurableLedger(run.ledger_path).spent(USER)
 
 
 class CanaryTransport:
     """Asks honest clients by another transport, and answers for the canaries. Clients 0 .. honest - 1 are those of
-    `inner`; after them come the canaries. What honest clients sent in a round is added up in `others`, as the auditor
-    knows it. `replaced`: a canary that is out sends the opposite instead of being no member."""
+    `inner`; after them come the canaries. What honest clients sent in a round is added up, as the auditor knows
+    it. `replaced`: a canary that is out sends the opposite instead of being no member."""
 
     def __init__(
-        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: ServerMechanism, replaced: bool = False
+        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: Mechanism, replaced: bool = False
     ) -> None:
         self.inner, self.canaries, self.honest = inner, canaries, honest
         self.user, self.replaced = user, replaced
-        self.others = user.empty(len(canaries.signs), 1.0)
+        self.start = RoundStart(0, torch.zeros(len(canaries.signs)), 1.0)
+        self.others = list[Reply]()
+
+    def part(self) -> PartialReply:
+        """The sum of what honest clients sent in the last round."""
+        part: PartialReply = self.user.add_up(self.others, self.start).part()
+        return part
 
     def available_clients(self) -> Sequence[int]:
         """The honest clients, and the canaries that are in; all canaries if they are replaced."""
@@ -201,11 +216,12 @@ class CanaryTransport:
 
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Brought]:
         """Replies of the honest clients of a cohort, then of its canaries."""
-        self.others = self.user.empty(params.numel(), asked.clip_norm)
+        self.start, self.others = RoundStart(asked.round - 1, params, asked.clip_norm), []
         if self.inner is not None:
             honest = [client for client in cohort if client < self.honest]
             for reply in self.inner.ask(asked, params, honest):
-                take_all(ReplyStats().accept([reply]), self.others, None)
+                for counted in ReplyStats().accept([reply]):
+                    self.others = [self.user.add_up([*self.others, counted], self.start).part()]
                 yield reply
         for client in cohort:
             if client >= self.honest:

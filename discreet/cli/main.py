@@ -1,135 +1,19 @@
-"""The `discreet` command: one Typer app. Only the verb that is asked for is imported."""
+"""The `discreet` command. It is small so that a Ctrl-C ends it in one line while all else is still being imported."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Annotated, NoReturn
+from collections.abc import Sequence
 
-import click
-import typer
-
-from discreet import __version__
-
-ANYWHERE = {
-    "calibrate": "epsilon, noise or rounds: give two, the third is computed",
-    "report": "a table of runs, and a page with pictures of them",
-    "ledger": "what a run or a node has spent, and whether its ledger is whole",
-    "predict": "predictions with the model of a run",
-    "export": "a run's model as a folder that PyTorch and scikit-learn load alone",
-    "status": "how a run stands, while it goes on or afterwards",
-    "data": "a table of your own: proposes its description, checks it, splits it by owner",
-    "new": "makes a project to start from: model, data, settings, tests",
-}
-IN_A_PROJECT = {
-    "run": "an experiment on Flower's simulation runtime, as `flwr run` *",
-    "simulate": "an experiment in one process, and sweeps with --multirun *",
-    "plan": "what a run will cost: epsilon, noise, minutes, memory, bytes *",
-    "tune": "tries settings, keeps the best run, and accounts for the choice *",
-    "audit": "tries to break the privacy claim of a run, with canaries *",
-    "statistics": "what clients' data are like, noised and paid for *",
-    "benchmark": "measures Discreet side by side with others *",
-}
-VERBS = ANYWHERE | IN_A_PROJECT
-FILES = {"data": "own_table", "plan": "price"}  # of verbs whose file has another name, as no two files share one
-OF_SETTINGS = ("run", "simulate", "plan", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
-LOADS = (
-    "export",
-    "simulate",
-    "tune",
-    "audit",
-    "statistics",
-    "predict",
-    "report",
-    "benchmark",
-)  # PyTorch, for some seconds
-SAY_VALUES = ("calibrate", "data", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
-HELP = ("-h", "--help")
-EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
-
-`discreet VERB --help` explains a verb, with examples.
-"""
+from discreet.cli.ctrl_c import ends_at_once, say_ended
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a verb and gives its exit code; 2, and one line that says why, if it was asked for something wrong."""
     given = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     try:
-        command = typer.main.get_command(_app(given))
-        with command.make_context("discreet", given[:]) as context:
-            return int(command.invoke(context) or 0)
-    except typer.Exit as ended:
-        return ended.exit_code
+        with ends_at_once():
+            from discreet.cli.verbs import run
+        return run(given)
     except KeyboardInterrupt:
-        return _say_ended()
-    except _told(given[0]) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        if isinstance(error, click.NoSuchOption) and given[0] in IN_A_PROJECT and not error.possibilities:
-            said += " A setting has no dashes: write NAME=VALUE"
-        print(f"discreet: {said}", file=sys.stderr)
-        return 2
-
-
-def _app(given: Sequence[str]) -> typer.Typer:
-    """The app for these words. A verb that they do not name has its line in the help, and nothing else.
-
-    A Ctrl-C during an import ends this process at once: nothing has begun that would need cleaning up, and an extension
-    may turn an exception during its import into another error, or print a traceback of its own.
-    """
-    typer.core.HAS_RICH = False  # with it, Typer escapes brackets even in help that it prints as plain text
-    settings = {"help_option_names": [*HELP]}
-    app = typer.Typer(rich_markup_mode=None, add_completion=False, suggest_commands=False, context_settings=settings)
-    app.callback(epilog=_as_written(EPILOG))(_root)
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not if this process was started with Ctrl-C ignored
-        signal.signal(signal.SIGINT, _end)
-    try:
-        if given[0] in IN_A_PROJECT and not {*HELP} & {*given}:
-            import_module("discreet.settings.places").app_folder()
-            if given[0] in OF_SETTINGS:
-                listed = ["--multirun"] if given[0] == "tune" else []
-                import_module("discreet.settings.compose").check_words([*listed, *given[1:]])
-        if given[0] in LOADS and sys.stderr.isatty():
-            print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
-        for verb, line in VERBS.items():
-            module = import_module(f"discreet.cli.{FILES.get(verb, verb)}") if verb == given[0] else None
-            command: Callable[..., object] = module.command if module else lambda: None
-            app.command(verb, help=_as_written(module.__doc__ or "") if module else None, short_help=line)(command)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return app
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"discreet {__version__}")
-        raise typer.Exit
-
-
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
-    """Differentially private federated learning on Flower."""
-
-
-def _as_written(text: str) -> str:
-    """A help text that Click prints line by line, as it stands."""
-    return "\n\n".join(f"\b\n{paragraph}" for paragraph in text.strip("\n").split("\n\n"))
-
-
-def _told(verb: str) -> tuple[type[Exception], ...]:
-    """The errors whose message is all that a person needs. They are imported if something was raised."""
-    from discreet.ledger.rollback_guard import LedgerError
-    from discreet.settings.rules import ConfigError
-
-    return click.ClickException, OSError, *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError))
-
-
-def _say_ended() -> int:
-    print("discreet: ended by Ctrl-C", file=sys.stderr, flush=True)
-    return 128 + signal.SIGINT
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    os._exit(_say_ended())
+        return say_ended()

@@ -24,6 +24,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from typer import Option
 
 from discreet.cli.console import Words
 from discreet.cli.sweep import Sweep, all_succeed, sweep_of
-from discreet.deployment.interruption import ending, not_begun, override, resumable
+from discreet.deployment.interruption import ending, folder_in, not_begun, override, resumable
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
@@ -50,7 +51,7 @@ def command(
 ) -> int:
     """Runs, once or as a sweep; 1 if runs of a sweep failed."""
     words = overrides or []
-    with ending(not_begun):
+    with ending(partial(not_begun, folder=folder_in(words))):
         sweep = sweep_of(words, multirun=multirun)
         if baseline and (sweep is not None or jobs is not None):
             raise ConfigError("--baseline is of a single run")

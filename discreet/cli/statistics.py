@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from discreet.cli.console import Words
 from discreet.data.datasets import load_task
-from discreet.evaluation.private_answers import written_statistics
 from discreet.queries.query import STATISTICS
+from discreet.server.data_questions import written_statistics
 from discreet.server.resuming import asked_settings
 from discreet.server.session import prepare
 from discreet.settings.settings import client_settings

@@ -18,6 +18,7 @@ import typer
 
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import json_ready
+from discreet.mechanisms.mechanism import REPORTED
 from discreet.queries.scores import SCORES, Rated, rated_in, score_columns
 from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
@@ -64,9 +65,9 @@ def status_facts(folder: RunFolder) -> Facts:
 def _epsilons(folder: RunFolder, plan: Plan, row: Any) -> dict[str, Facts | None]:
     """The spending of each guarantee; None if it is off."""
     found = dict[str, Facts | None].fromkeys(GUARANTEES)
-    for name, mechanism in plan.mechanisms.items():
-        spent, budget = row.get(f"epsilon_{name}") or 0.0, mechanism.budget
-        if not mechanism.reported:
+    for name in plan.mechanisms:
+        spent, budget = row.get(f"epsilon_{name}") or 0.0, plan.run.largest_epsilon(name)
+        if not REPORTED[name]:
             budget = None if plan.account is not None else budget  # that of all runs on the population
             if folder.ledger_path.exists():
                 spent = DurableLedger(folder.ledger_path).spent(name).epsilon(plan.run.delta, plan.run.accountant)

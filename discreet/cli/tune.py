@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +31,7 @@ from discreet.cli.sweep import all_succeed, candidates_of
 from discreet.deployment.interruption import ending, not_begun
 from discreet.logs import log_to
 from discreet.server.plan import planned
+from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.many_runs import check_parallel
 from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tune, trial_jobs
@@ -51,7 +53,7 @@ def command(
     logging.getLogger("absl").setLevel(logging.ERROR)
     log_to(sys.stdout)
     folder = (output or new_folder("outputs/tune_")).expanduser().resolve()
-    with ending(not_begun):
+    with ending(partial(not_begun, folder=RunFolder(folder))):
         if resume and (overrides or output is None):
             raise ConfigError("--resume needs --output, the folder of the tune to go on with, and no settings")
         tune = read_tune(folder) if resume else Tune(overrides or [], trials, mean, max_epsilon, [])

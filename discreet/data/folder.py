@@ -99,7 +99,7 @@ def _test_of(folder: Path, description: DataDescription, shape: TaskShape) -> tu
     changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
     test = description.model_copy(update=changed)
     if description.owner is not None and description.format != "idx":
-        there = open_table(_file(folder, test.file), test)
+        there = _opened(_file(folder, test.file), test)
         test = test.model_copy(update={"owner": description.owner if description.owner in there else None})
     examples, _, owners = _labelled(folder, test, shape)
     return examples, owners
@@ -220,7 +220,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
         except (OSError, ValueError) as error:
             raise FolderError(str(error)) from error
         return images, _numbered(labels, "target", description), None
-    found, arrays = open_table(path, description), description.format == "npz"
+    found, arrays = _opened(path, description), description.format == "npz"
     names, kind = _input_names(found, description), "array" if arrays else "column"
     for name in (*names, owner):
         if name is not None and name not in found:
@@ -275,19 +275,25 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def open_table(path: Path, description: DataDescription) -> dict[str, Any]:
-    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
+def _opened(path: Path, description: DataDescription) -> dict[str, Any]:
     if description.format == "csv":
         return csv_table(path, description).columns(as_text=bool(description.columns))
+    return open_table(path, description.format)
+
+
+def open_table(path: Path, form: str) -> dict[str, Any]:
+    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
+    if form == "csv":
+        return CsvTable(path).columns()
     require_extra("pyarrow", extra="simulation", why=path.name)
     from pyarrow import json, parquet  # type: ignore[import-untyped]
 
     readers = {"parquet": parquet.read_table, "jsonl": json.read_json}
     try:
-        if description.format == "npz":
+        if form == "npz":
             with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        table = readers[description.format](path)
+        table = readers[form](path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         expected, _, _ = " ".join(str(error).split()).partition(", got ")
         raise FolderError(f"{path} can't be read: {expected}") from None
@@ -326,7 +332,7 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
     if description.inputs or description.columns or description.format in ("npz", "idx"):
         return description
-    found = open_table(_file(folder, description.file), description)
+    found = _opened(_file(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})
 
 

@@ -28,6 +28,7 @@ _HUB = {
     "cifar10": ("uoft-cs/cifar10", "img", "label"),
     "femnist": ("flwrlabs/femnist", "image", "character"),
 }
+FROM_HUB = frozenset(_HUB)
 # Writers whose examples make up the public test set of FEMNIST. Whole writers, so that nobody is both public
 # and protected; chosen by a fixed draw, the same in every run.
 _TEST_WRITERS = 0.1

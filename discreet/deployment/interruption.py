@@ -10,14 +10,14 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from discreet.logs import log_to
-from discreet.server.run_folder import RunFolder, note_interruption, only_writer
+from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer, output_folder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import RunLostError, heard
 
@@ -80,8 +80,8 @@ def resumable(folder: RunFolder, *program: str) -> Iterator[None]:
 
 
 def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
-    if not (folder.path / "config.yaml").exists():
-        return not_begun(reason)
+    if not (folder.path / CONFIG).exists():
+        return not_begun(reason, folder)
     try:
         with only_writer(folder.path, patience=LOCK_SECONDS):
             done = note_interruption(folder, reason)
@@ -90,9 +90,17 @@ def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
     return f"interrupted after round {done} ({reason}); to go on: {command}"
 
 
-def not_begun(reason: str) -> str:
-    """The line as long as there is no run folder."""
+def not_begun(reason: str, folder: RunFolder | None = None) -> str:
+    """The line as long as a command has not begun. `folder`: of the run, or of the runs, that it would go on with."""
+    if folder is not None and any(folder.path.rglob("*.db")):
+        return f"interrupted before the run went on ({reason}): what was spent before stands in {folder.path}"
     return f"interrupted before the run began ({reason}): nothing was spent, the same command starts it again"
+
+
+def folder_in(words: Sequence[str]) -> RunFolder | None:
+    """The run folder that overrides name; None if they name none."""
+    named = [word.partition("=")[2] for word in words if word.startswith("output_dir=")]
+    return RunFolder(output_folder(named[-1].strip("'\""))) if named else None
 
 
 def interrupt_below(folder: Path, what_next: str, reason: str) -> str:

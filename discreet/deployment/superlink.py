@@ -17,9 +17,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from pwd import getpwnam
 
 from discreet.deployment.certificates import register_node
 from discreet.deployment.flower_fixes import commands
+from discreet.deployment.flower_fixes.commands import OPERATORS
 from discreet.deployment.flower_home import CONNECTION, start, wait_until, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.logs import log_to
@@ -54,7 +56,9 @@ def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
         *("--database", str(database), "--host", arguments.host, "--port", str(arguments.port)),
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    environment = RETURNED_FROM | os.environ | {"PATH": path}  # what this process has wins over RETURNED_FROM
+    operators = " ".join(str(getpwnam(name).pw_uid) for name in arguments.operator)
+    # What this process has wins over RETURNED_FROM.
+    environment = RETURNED_FROM | os.environ | {"PATH": path, OPERATORS: operators}
     return start(command, None, folder=None, environment=environment)
 
 
@@ -82,6 +86,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--state", type=Path, default=Path(), help="where the SuperLink keeps its state")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--operator", action="append", default=[], help="a further user of this machine who may start runs"
+    )
     parser.add_argument("--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck")
     arguments = parser.parse_args(words)
     log_to(sys.stdout)

@@ -22,7 +22,6 @@ from torch import Tensor
 from discreet.flower.grid_transport import GridTransport, RoundMessages, strange
 from discreet.masking.server import Exchange, MaskingServer
 from discreet.masking.wire import Abandoned, Stage, read_request
-from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import (
@@ -167,17 +166,17 @@ class MaskedTransport:
 
 def members_of(plan: Plan) -> int:
     """The number of nodes that make masked sums; 0 if the server reads replies."""
-    return 0 if masked_mechanism(plan.run) is None else plan.run.user.population_size
+    return plan.run.user.population_size if plan.run.masked else 0
 
 
 def transport_of(
     plan: Plan, asking: GridTransport, virtual: Callable[[int], VirtualClient | None] | None = None
 ) -> GridTransport | MaskedTransport:
     """The transport of a run: `asking`, or one of masked sums. `virtual`: as of that; None: `asking` knows."""
-    mechanism = masked_mechanism(plan.run, plan.sizes)
-    if mechanism is None:
+    vector = plan.mechanism.participation.vector
+    if vector is None:
         return asking
-    return MaskedTransport(asking, mechanism.vector, virtual or asking.virtual_client)
+    return MaskedTransport(asking, vector, virtual or asking.virtual_client)
 
 
 def read_masking_reply(content: RecordDict) -> bytes:

@@ -21,7 +21,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 from torch import Tensor
 
-from discreet.evaluation.private_answers import answers_by, answers_of, written_statistics
 from discreet.flower.grid_transport import GridTransport, Messages, RoundMessages
 from discreet.flower.masked_transport import members_of, transport_of
 from discreet.ledger.durable_ledger import LedgerError
@@ -46,6 +45,8 @@ from discreet.protocol.messages import (
 from discreet.protocol.run_end import end_run
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS, query_of
+from discreet.server.data_questions import answers_by, written_statistics
+from discreet.server.model_ratings import answers_of
 from discreet.server.resuming import asked_settings
 from discreet.server.run_context import interruptible
 from discreet.server.run_folder import change_state, state_of

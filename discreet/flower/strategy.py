@@ -35,7 +35,6 @@ from discreet.flower.strategy_settings import (
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.mechanisms.central_gaussian import count_stddev
-from discreet.mechanisms.mechanism import expected_cohort
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.metrics import metric_blocks
@@ -308,7 +307,7 @@ def planned_app(
 
     found = plan(same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params)))
     advice = f"; {EXAMPLES_INSTEAD}" if asked.population_size < FEW_CLIENTS else ""
-    check_search(found.clip, count_stddev(found.run) or 0.0, expected_cohort(found.run), advice=advice)
+    check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator, advice=advice)
     folder = check_output(found.settings.output_dir, resume=asked.resume)
     resumed = _read_arrays(folder, layout) if asked.resume else None
     check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))

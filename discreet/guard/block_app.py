@@ -11,11 +11,15 @@ import os
 import random
 import tarfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from discreet.guard.self_test import reached
+from discreet.guard.whole_app import run_whole
+
 HEAD_BYTES = 8
+TRIAL, SELF_TEST = "trial", "self-test"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class BlockTask:
       sizes: the number of values of each.
       metric: the name of the number that leaves; empty if arrays do.
       limits: of `enclosure.BlockLimits`.
+      instead: what runs in place of the ClientApp on one message: `TRIAL`, all of the app, or `SELF_TEST`.
+      facts: what a self-test is told of the site.
     """
 
     app: tuple[str, str, str]
@@ -42,6 +48,8 @@ class BlockTask:
     sizes: tuple[int, ...]
     metric: str
     limits: Mapping[str, float]
+    instead: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -91,15 +99,21 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(data, filter="data")
     seed_anew()
+    if task.instead == SELF_TEST:
+        print(json.dumps(reached(task.facts)), flush=True)
+        return
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, task.run_id, task.node_id
-    message: Message = message_from_proto(MessageProto.FromString(task.message))
     context: Context = context_from_proto(ContextProto.FromString(task.context))
     context.node_config = {"data": str(data)}
     if state:
         context.state = recorddict_from_proto(RecordDictProto.FromString(state))
 
     install_from_fab(task.bundle, skip_prompt=True)
+    if task.instead == TRIAL:
+        run_whole(task.app, context)
+        return
     app = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)(*task.app)
+    message: Message = message_from_proto(MessageProto.FromString(task.message))
     reply = app(message=message, context=context)
     vector = metric_vector(reply, task.metric) if task.metric else array_vector(reply, task)
     kept = recorddict_to_proto(context.state).SerializeToString()

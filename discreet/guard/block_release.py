@@ -36,9 +36,10 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockSum:
-    """The sum of vectors, one from each block, on the grid, and how many blocks gave none."""
+    """The sum of vectors, one from each block, on the grid; how many blocks ran, and how many of them gave none."""
 
     total: Tensor
+    drawn: int
     failed: int
 
 
@@ -63,24 +64,26 @@ class BlockRelease:
     def add_up(self, vectors: Iterable[Vector | None]) -> BlockSum:
         """The sum without noise. A block that failed is None and counts as zero, as does one that is not finite."""
         clip_norm = self.terms.clip_norm
-        summed = ClippedSum(self.size, clip_norm, grid=self._grid)
-        failed = 0
+        summed = ClippedSum(self.size, clip_norm, grid=self.grid)
+        drawn = failed = 0
         for vector in vectors:
+            drawn += 1
             if vector is None:
                 failed += 1
                 continue
             summed.add(torch.from_numpy(vector).unsqueeze(0))
-        return BlockSum(summed.values, failed)
+        return BlockSum(summed.values, drawn, failed)
 
     def mean(self, summed: BlockSum, source: RandomSource) -> Tensor:
         """The noised mean (size,), float64: the noise is for 2C, whichever blocks ran, failed or were empty."""
         gaussian = Gaussian(self.terms.noise_multiplier)
         sensitivity = MOVES * self.terms.clip_norm
-        noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self._grid, source=source)
-        return self._grid.to_float(noised, torch.float64) / (self.q * self.blocks)
+        noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self.grid, source=source)
+        return self.grid.to_float(noised, torch.float64) / (self.q * self.blocks)
 
     @property
-    def _grid(self) -> Grid:
+    def grid(self) -> Grid:
+        """The grid on which updates are added up exactly, from public values alone."""
         stddev = self.terms.noise_multiplier * MOVES * self.terms.clip_norm
         return grid_for(self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev)
 

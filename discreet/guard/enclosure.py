@@ -190,8 +190,8 @@ DENIED = (
 )
 # What a name space would keep apart: connections, System V and POSIX queues and memory.
 DENIED_WITHOUT_SPACES = (42, 49, 50, 29, 30, 31, 64, 65, 66, 67, 68, 69, 70, 71, 220, 240, 241, 242, 243)
-# What changes the mode, owner, times or attributes of a file, or the priority or processors of another process: Landlock
-# covers none of it, and one block could write so to the next. It does nothing, and says that it did.
+# What changes the mode, owner, times or attributes of a file, or the priority or processors of another process:
+# Landlock covers none of it, and one block could write so to the next. It does nothing, and says that it did.
 FEIGNED_WITHOUT_SPACES = (
     *(90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452, 463, 466),
     *(141, 142, 144, 203, 251, 314),

@@ -11,6 +11,8 @@
     block-seconds = 20              # what a block may take
     at-once = 1                     # blocks that run side by side
     reply-seconds = 0               # the least time until a reply; blocks need more often
+    min-colluding = 1               # under secure aggregation: how many sites may work with the server
+    min-summands = 2                # and of how many honest sites' vectors a sum must be
     enclosure = "bubblewrap"        # or "landlock", where a container forbids namespaces
     evaluate = "refuse"             # or the table [metric]
     mock = "mock"                   # public rows, for `discreet site try`
@@ -49,6 +51,7 @@ from discreet.node.account import Refused
 from discreet.settings.rules import (
     ConfigError,
     Count,
+    CountOrZero,
     Finite,
     OpenShare,
     Positive,
@@ -119,7 +122,7 @@ class Limits:
 @section(
     "",
     **_hyphened("", "max_epsilon", "max_delta", "min_noise_multiplier", "clip_norm"),
-    **_hyphened("", "block_seconds", "at_once", "reply_seconds"),
+    **_hyphened("", "block_seconds", "at_once", "reply_seconds", "min_colluding", "min_summands"),
 )
 class GuardPolicy:
     """The settings of `guard.toml`; what each means is in the head of this module."""
@@ -139,6 +142,8 @@ class GuardPolicy:
     reply_seconds: Seconds = 0.0
     enclosure: Annotated[str, one_of(BUBBLEWRAP, LANDLOCK)] = BUBBLEWRAP
     evaluate: Annotated[str, one_of(REFUSE, METRIC)] = REFUSE
+    min_colluding: CountOrZero = 1
+    min_summands: CountOrZero = 2
     metric: MetricSettings | None = None
     limits: Limits = Limits()
     mock: str | None = None

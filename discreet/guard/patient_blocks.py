@@ -65,7 +65,7 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split
     """Splits a site's data into blocks, once, and writes key and blocks to `folder`, for its owner alone.
 
     `data` is a table (csv, jsonl, parquet or npz), a folder with a data.toml that names one, or with `folders` as the
-    id a folder that holds a folder for each patient.
+    id a folder that holds a folder for each patient. Without an id, for one block, any folder or file.
 
     Raises:
       ConfigError: the data can't be split, or `folder` is there already: another key would be another split.
@@ -144,6 +144,8 @@ _Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
 
 def _read(data: Path, id_column: str) -> _Blocks:
     """The patient of each row or folder, and the files of a block that has the rows or folders of given places."""
+    if not id_column:
+        return _whole(data)
     if id_column == FOLDERS:
         return _folders(data)
     if data.is_file():
@@ -154,6 +156,13 @@ def _read(data: Path, id_column: str) -> _Blocks:
     patients, files_of = _table(data / description.file, id_column)
     beside = {DESCRIPTION: (data / DESCRIPTION).read_bytes()}
     return patients, lambda places: files_of(places) | beside
+
+
+def _whole(data: Path) -> _Blocks:
+    """All data as one unit: the site."""
+    root = data if data.is_dir() else data.parent
+    files = dict(_files_below(data, root)) if data.is_dir() else {data.name: data.read_bytes()}
+    return ["site"], lambda places: files if places else {}
 
 
 def _folders(data: Path) -> _Blocks:

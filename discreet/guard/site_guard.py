@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -9,7 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -37,19 +41,25 @@ from discreet.guard.guard_policy import (
     check_budget,
     terms_of_run,
 )
+from discreet.guard.masked_blocks import read_masked
 from discreet.guard.patient_blocks import SiteBlocks, read_blocks
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
+from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
+from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
 from discreet.settings.rules import ConfigError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 logger = logging.getLogger("discreet.guard")
 
 TRAIN, EVALUATE = "train", "evaluate"
 NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
-STATES, LOGS = "states", "logs"
+STATES, LOGS, JOURNAL = "states", "logs", "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,14 @@ class Work:
     metric: MetricSettings | None
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The content of a reply. `charged`: blocks ran for it, and it leaves at a fixed time."""
+
+    content: RecordDict
+    charged: bool
+
+
 class SiteGuard:
     """Holds a site's policy, blocks, account and sandbox, and answers one message after the other."""
 
@@ -92,7 +110,7 @@ class SiteGuard:
         shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
         self.sandbox = sandbox or Sandbox(policy)
 
-    def answer(self, message: Message, context: Context, app: App) -> RecordDict:
+    def answer(self, message: Message, context: Context, app: App) -> Answer:
         """The content of the reply. The round is on the ledger before a block starts, and if it is asked again, also
         after a crash, it is charged again.
 
@@ -101,22 +119,46 @@ class SiteGuard:
             no patient has part in. Nothing was charged.
           LedgerError, SandboxError: something is wrong at the site.
         """
-        check_app(self.policy, app.digest)
-        work = self._work(message, context)
-        group = message.metadata.group_id
-        number = int(group) if group.isdecimal() else 0
-        self._charge(number, work.release.terms)
+        try:
+            check_app(self.policy, app.digest)
+            if MASKING in message.content:
+                return self._masked(message, context, app)
+            work = self._work(message, context)
+            self._charge(_number(message), work.release.terms.event(self.policy.q))
+        except (Refused, MalformedMessage) as refusal:
+            self._note(message, app, refused=str(refusal))
+            raise Refused(str(refusal)) from refusal
         summed = self._run(message, context, app, work=work)
         mean = work.release.mean(summed, secure_source())
-        self._say(number, summed)
-        metrics = {NUM_EXAMPLES: self.policy.blocks.count}
+        metrics: dict[str, int | float] = {NUM_EXAMPLES: self.policy.blocks.count}
         if work.metric is not None:
-            metrics = {**metrics, work.metric.name: metric_of(work.metric, float(mean[0]))}  # type: ignore[dict-item]
-            return RecordDict({"metrics": MetricRecord(metrics)})
+            metrics[work.metric.name] = metric_of(work.metric, float(mean[0]))
+            return Answer(RecordDict({"metrics": MetricRecord(dict(metrics))}), charged=True)
         assert work.layout is not None
         sent = work.layout.vector(only_arrays(message.content, "the message"))
         arrays = work.layout.record(sent.double().add_(mean).float())
-        return RecordDict({work.key: arrays, "metrics": MetricRecord(metrics)})
+        return Answer(RecordDict({work.key: arrays, "metrics": MetricRecord(dict(metrics))}), charged=True)
+
+    def _masked(self, message: Message, context: Context, app: App) -> Answer:
+        """The answer to one stage of a masked sum; to that which asks for the vector, that of the blocks."""
+        asked = []
+
+        def charge(event: DpEvent) -> None:
+            self._charge(_number(message), event)
+            asked.append(event)
+
+        def run(plain: Message, release: BlockRelease, layout: ArrayLayout) -> BlockSum:
+            return self._run(plain, context, app, work=Work(release, layout, "", None))
+
+        work = partial(read_masked, message, self.policy, charge, run=run)
+        least = {"min-colluding": self.policy.min_colluding, "min-summands": self.policy.min_summands}
+        content = answer_masking(message.content, {**context.node_config, **least}, work=work)
+        return Answer(content, charged=bool(asked))
+
+    @property
+    def epsilon(self) -> float:
+        """What one unit has spent, over all runs, at the policy's delta."""
+        return epsilon_of(self.ledger.total(), self.policy.max_delta, PLD)
 
     def _work(self, message: Message, context: Context) -> Work:
         """What a message asks for. Refused: it is none that a guard answers."""
@@ -141,9 +183,7 @@ class SiteGuard:
     def _release(self, size: int, terms: Terms) -> BlockRelease:
         return BlockRelease(size, terms, self.policy.q, self.policy.blocks.count)
 
-    def _charge(self, number: int, terms: Terms) -> None:
-        event = terms.event(self.policy.q)
-
+    def _charge(self, number: int, event: DpEvent) -> None:
         def allowed(spent: PrivacyLedger) -> None:
             check_budget(self.policy, spent.record(event))
 
@@ -160,6 +200,7 @@ class SiteGuard:
             vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
             summed = work.release.add_up(vectors)
         _store(results, states, self.site / LOGS)
+        self._note(message, app, drawn=summed.drawn, failed=summed.failed, epsilon=self.epsilon)
         return summed
 
     def _vectors(
@@ -185,7 +226,6 @@ class SiteGuard:
             series_id=context.series_id,
         )
         learned = [] if work.layout is None else [part for part in work.layout.parts if part.learned]
-        limits = self.policy.limits
         return BlockTask(
             app=(app.fab_id, app.version, app.digest),
             bundle=app.bundle,
@@ -196,20 +236,40 @@ class SiteGuard:
             names=tuple(part.name for part in learned),
             sizes=tuple(part.size for part in learned),
             metric="" if work.metric is None else work.metric.name,
-            limits={
-                "memory_mb": limits.memory_mb,
-                "disk_mb": limits.disk_mb,
-                "processes": limits.processes,
-                "seconds": self.policy.block_seconds,
-            },
+            limits=block_limits(self.policy),
         )
 
-    def _say(self, number: int, summed: BlockSum) -> None:
-        """Logs a round, for the site's people alone."""
-        spent = epsilon_of(self.ledger.total(), self.policy.max_delta, PLD)
-        told = "round %d: %d blocks gave nothing; epsilon %.4g of %g for each %s, at delta %g"
-        policy = self.policy
-        logger.info(told, number, summed.failed, spent, policy.max_epsilon, policy.unit, policy.max_delta)
+    def _note(self, message: Message, app: App, **what: object) -> None:
+        """Writes to the journal what a message came to, for the site's people alone, and logs it."""
+        row = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": app.run_id,
+            "app": f"{app.fab_id} {app.version} {app.digest}",
+            "round": _number(message),
+            "kind": message.metadata.message_type,
+            **what,
+        }
+        with (self.site / JOURNAL).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        told = ", ".join(f"{name} {value}" for name, value in what.items())
+        logger.info("run %d, round %d: %s", app.run_id, _number(message), told)
+
+
+def _number(message: Message) -> int:
+    """The number of a message's round; 0 if it has none."""
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() else 0
+
+
+def block_limits(policy: GuardPolicy) -> dict[str, float]:
+    """What a block is told of its limits: `enclosure.BlockLimits`."""
+    limits = policy.limits
+    return {
+        "memory_mb": limits.memory_mb,
+        "disk_mb": limits.disk_mb,
+        "processes": limits.processes,
+        "seconds": policy.block_seconds,
+    }
 
 
 def guard_ledger(policy: GuardPolicy) -> DurableLedger:
@@ -262,6 +322,13 @@ def open_again(site: Path) -> None:
     """Opens a site's folder for its owner, also after a crash of the guard."""
     if site.exists():
         site.chmod(0o700)
+
+
+def opened_again(policy: GuardPolicy) -> Path:
+    """The site's folder, open for its owner."""
+    folder = Path(policy.blocks.folder)
+    open_again(folder)
+    return folder
 
 
 def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:

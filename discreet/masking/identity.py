@@ -98,7 +98,7 @@ class Directory:
         try:
             found = json.loads(_bytes_of(path), object_pairs_hook=_each_once)
             keys = {name: str(text).encode() for name, text in found.items()}
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise IdentityError(f"{path} is no JSON object of names and public keys, each name once") from error
         read = dict[str, ec.EllipticCurvePublicKey]()
         for name, data in keys.items():

@@ -6,18 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from discreet.accounting.events import fixed_size_round_event, joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.mechanism import Released, Round, ServerMechanism, Statement, expected_cohort
+from discreet.accounting.events import (
+    ACCOUNTANTS,
+    RDP,
+    fixed_size_round_event,
+    joined_noise_multiplier,
+    poisson_round_event,
+)
+from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.round_state import Released
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PRIVACY_DRAWS, USER
+from discreet.settings.privacy import CLIP, PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from discreet.mechanisms.sums import CohortSum, Replies
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import AnswerRelease, Replies, RoundSum
     from discreet.privacy.grid import Grid
     from discreet.privacy.mechanisms import Gaussian
     from discreet.privacy.randomness import RandomSource
@@ -30,18 +38,32 @@ OF_ANOTHER_APP = (
 )
 REPORTED = ("the epsilons that clients report about their own guarantees",)
 STATEFUL = "nodes that keep state from round to round: draws of a cohort of fixed size depend on each other"
-SETTINGS = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
 
 
 @dataclass(frozen=True)
-class CentralGaussian(ServerMechanism):
-    """All data of one client, from whoever sees the released models; the server is trusted."""
+class CentralGaussian:
+    """All data of one client, from whoever sees the released models; the server is trusted.
 
+    Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2
+    and the centred count by at most 1/2, whatever that client sends. Both are noised together as one Gaussian
+    mechanism of multiplier z, sampled as the event says. Noise and denominator are functions of public constants
+    and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the same mechanism,
+    of multiplier (z^-2 + z_answers^-2)^(-1/2).
+
+    Attributes:
+      run: the settings that clients are told.
+      clip: the rule by which an adaptive clip norm moves.
+      sizes: of what is released.
+    """
+
+    run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
-    deciding: ClassVar[tuple[str, ...]] = SETTINGS
+    charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 
     def statement(self) -> Statement:
-        user, cohort, foreign = self.run.user, round(expected_cohort(self.run)), self.run.model.name == FLOWER_APP
+        user, cohort, foreign = self.run.user, round(self.run.expected_cohort), self.run.model.name == FLOWER_APP
         drawn, accounting = {
             "poisson": (
                 f"Poisson cohorts, q = {user.probability:g}",
@@ -76,67 +98,67 @@ class CentralGaussian(ServerMechanism):
         )
 
     @property
-    def decided(self) -> Mapping[str, object]:
-        return {"privacy.user.clip.count_stddev": count_stddev(self.run)}
+    def price_settings(self) -> Mapping[str, object]:
+        return user_price_settings(self.run) | {"privacy.user.clip.count_stddev": count_stddev(self.run)}
 
     @property
-    def only_rdp(self) -> bool:
-        return self.run.user.sampling == "fixed"
+    def accountants(self) -> tuple[str, ...]:
+        return (RDP,) if self.run.user.sampling == "fixed" else ACCOUNTANTS
 
-    def grid_slack(self, values: int, scale: float) -> float | None:
+    @property
+    def participation(self) -> Participation:
+        return IN_THE_CLEAR
+
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
         from discreet.privacy.grid import grid_slack
 
-        return grid_slack(values, scale) if self.exact else None
+        count = count_stddev(self.run)
+        slack = grid_slack if self._exact else None
+        return ExpectedNoise(self._update_noise, clip_norm, self.run.expected_cohort, count_stddev=count, slack=slack)
+
+    def event(self, number: int, *, again: bool = False) -> DpEvent:
+        """Of a cohort that trains and rates the model, update, bits and answer are one Gaussian of the multiplier
+        (z^-2 + z_evaluation^-2)^(-1/2)."""
+        noise, ratings = noise_of(self.run), self.run.evaluation
+        if ratings.joins(number):
+            noise = joined_noise_multiplier(noise, ratings.noise_multiplier)
+        return cohort_event(self.run, noise)
 
     @property
-    def count_stddev(self) -> float | None:
-        return count_stddev(self.run)
+    def answers(self) -> AnswerRelease:
+        from discreet.mechanisms.sums import rating_release
+
+        event = cohort_event(self.run, self.run.evaluation.noise_multiplier)
+        return rating_release(self.run, self.sizes, event=event)
+
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(self.run.user.noise_multiplier or 0.0)
+
+    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all, ratings_in
+
+        size, clip_norm = state.params.numel(), state.clip_norm
+        grid = self._grid(clip_norm, size, self._update_noise * clip_norm)
+        return add_all(replies, RoundSum(CohortSum(size, clip_norm, grid), ratings_in(self.run, self.sizes, state)))
+
+    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+        """Noises the sum, the count and the answers, and moves the clip norm."""
+        updates, answers = summed.updates, summed.answers
+        said = None if answers is None else answers.released(source.child("answer"))
+        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
+        noised = updates.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
+        below = self._noised_count(updates.below, source.child("count")) if self.run.user.adaptive else None
+        clip_norm, fraction = next_clip_norm(self.clip, self.run, state, below)
+        return Released(noised, clip_norm, fraction, updates.replies, said)
 
     @property
-    def exact(self) -> bool:
+    def _exact(self) -> bool:
         return self.run.noise == "grid"
 
     @property
-    def sum_noise(self) -> float:
+    def _update_noise(self) -> float:
         """z_update, see `update_noise_multiplier`."""
-        return update_noise_multiplier(self.noise_multiplier, count_stddev=self.count_stddev)
-
-    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
-        """Of a cohort that trains and rates the model, update, bits and answer are one Gaussian of the multiplier
-        (z^-2 + z_evaluation^-2)^(-1/2)."""
-        user, rating = self.run.user, self.run.evaluation.noise_multiplier
-        if rates:
-            noise_multiplier = joined_noise_multiplier(noise_multiplier, rating) if trains else rating
-        if user.sampling == "fixed":
-            size, population = round(user.probability * user.population_size), user.population_size
-            return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
-        return poisson_round_event(user.probability, noise_multiplier=noise_multiplier)
-
-    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
-        from discreet.mechanisms.sums import CohortSum
-
-        return CohortSum(num_params, clip_norm, self._grid(clip_norm, num_params, self.sum_noise * clip_norm))
-
-    def release(self, replies: Replies, at: Round) -> Released:
-        """It clips once more, adds up, noises the sum and moves the clip norm.
-
-        Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2
-        and the centred count by at most 1/2, whatever that client sends. Both are noised together as one Gaussian
-        mechanism of multiplier z, sampled as the event says. Noise and denominator are functions of public constants
-        and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the same mechanism,
-        of multiplier (z^-2 + z_answers^-2)^(-1/2).
-        """
-        from discreet.mechanisms.sums import take_all
-
-        total = self.empty(at.num_params, at.clip_norm)
-        take_all(replies, total, at.answers)
-        at.charge(self.event_of(at.number + 1, rates=at.answers is not None))
-        answers = at.answers and at.answers.released(at.source.child("answer"))
-        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
-        noised = total.clipped.noised(self._gaussian(self.sum_noise), at.source.child("update"))
-        stddev = self.count_stddev
-        below = None if stddev is None else self._noised_count(total.below, stddev, at.source.child("count"))
-        return Released(noised, *moved(self, at, below), total.replies, answers)
+        return update_noise_multiplier(noise_of(self.run), count_stddev=count_stddev(self.run))
 
     def _gaussian(self, noise_multiplier: float) -> Gaussian:
         from discreet.privacy.mechanisms import Gaussian
@@ -148,25 +170,56 @@ class CentralGaussian(ServerMechanism):
         from discreet.privacy.grid import grid_for
 
         most = self.run.user.population_size
-        return grid_for(norm, length, largest_cohort=most, noise_scale=noise_scale) if self.exact else None
+        return grid_for(norm, length, largest_cohort=most, noise_scale=noise_scale) if self._exact else None
 
-    def _noised_count(self, below: int, stddev: float, source: RandomSource) -> float:
+    def _noised_count(self, below: int, source: RandomSource) -> float:
         """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
         from discreet.privacy.clipping import ClippedSum
 
+        stddev = count_stddev(self.run)
+        assert stddev is not None
         grid, count = self._grid(BIT_SENSITIVITY, 1, stddev), below * BIT_SENSITIVITY
         total = ClippedSum(1, BIT_SENSITIVITY, grid=grid)
         total.values[0] = count if grid is None else round(count / grid.step)
         return float(total.noised(self._gaussian(stddev / BIT_SENSITIVITY), source)[0])
 
 
-def moved(mechanism: ServerMechanism, at: Round, below: float | None) -> tuple[float, float | None]:
+def noise_of(run: ClientSettings) -> float:
+    """The noise multiplier of a round as a whole at user level; 0 draws no noise and protects nobody. ConfigError: a
+    target has yet to choose it."""
+    noise = run.user.noise_multiplier
+    if noise is None:
+        raise ConfigError("privacy.user.noise_multiplier must be given, or resolved from its target (got null)")
+    return noise
+
+
+def cohort_event(run: ClientSettings, noise_multiplier: float) -> DpEvent:
+    """The event of a Gaussian sum over one cohort of a run."""
+    user = run.user
+    if user.sampling == "fixed":
+        size, population = round(user.probability * user.population_size), user.population_size
+        return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
+    return poisson_round_event(user.probability, noise_multiplier=noise_multiplier)
+
+
+def user_price_settings(run: ClientSettings) -> dict[str, object]:
+    """The settings that decide what a round with an adaptive or a fixed clip norm costs."""
+    return {
+        "privacy.user.noise_multiplier": run.user.noise_multiplier,
+        "privacy.user.clip.kind": "adaptive" if run.user.adaptive else "fixed",
+    }
+
+
+def next_clip_norm(
+    clip: ClipConfig, run: ClientSettings, state: RoundState, below: float | None
+) -> tuple[float, float | None]:
     """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a function of public
     constants and of the round."""
-    stddev = mechanism.count_stddev
+    stddev = count_stddev(run)
     if stddev is None or below is None:
-        return at.clip_norm, None
-    return mechanism.clip.moved(at.clip_norm, below, number=at.number, cohort=at.expected_cohort, count_stddev=stddev)
+        return state.clip_norm, None
+    cohort = run.expected_cohort
+    return clip.moved(state.clip_norm, below, number=state.round, cohort=cohort, count_stddev=stddev)
 
 
 def protected(run: ClientSettings) -> tuple[str, str]:

@@ -9,21 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.correlation import NONE, SQRT, Turns
-from discreet.accounting.events import poisson_round_event
+from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
-from discreet.mechanisms.central_gaussian import ASKED_BEFORE, OF_ANOTHER_APP, REPORTED, protected
-from discreet.mechanisms.mechanism import Released, Round, ServerMechanism, Statement
-from discreet.settings.privacy import USER
+from discreet.mechanisms.central_gaussian import (
+    ASKED_BEFORE,
+    OF_ANOTHER_APP,
+    REPORTED,
+    noise_of,
+    protected,
+    user_price_settings,
+)
+from discreet.mechanisms.mechanism import SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.round_state import Released
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
-    from discreet.mechanisms.sums import CohortSum, Replies
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import CohortSum, Replies, RoundSum
     from discreet.privacy.randomness import RandomSource
 
 BLOCK = 8  # rounds whose share of all earlier noise is drawn at once, and held: so many vectors of float64
@@ -31,15 +42,25 @@ SPREAD = 4.0  # the grid is for so much more noise than a round's own: the weigh
 
 
 @dataclass(frozen=True)
-class CorrelatedNoise(ServerMechanism):
-    """All data of one client, from whoever sees the released models and who is asked; the server is trusted."""
+class CorrelatedNoise:
+    """All data of one client, from whoever sees the released models and who is asked; the server is trusted.
 
-    exact: ClassVar[bool] = True
+    Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the
+    rounds so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's
+    noise is made once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts
+    off is released again as it was, to the last bit, and nobody is asked for it again. If it was charged and is not
+    on disk, it is charged again, as a release of its own: old files that were put back look the same. Noise does
+    not depend on who replies.
+
+    Attributes:
+      run, clip, sizes: as `CentralGaussian` has them.
+    """
+
+    run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
-    deciding: ClassVar[tuple[str, ...]] = (
-        *("privacy.user.noise_multiplier", "privacy.user.clip.kind", "privacy.user.clip.norm"),
-        *("sampling.groups", "privacy.user.correlation.kind"),
-    )
+    charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 
     def statement(self) -> Statement:
         groups, foreign = self.turns.groups, self.run.model.name == FLOWER_APP
@@ -57,88 +78,83 @@ class CorrelatedNoise(ServerMechanism):
         )
 
     @property
-    def decided(self) -> Mapping[str, object]:
-        return {"privacy.user.correlation.bandwidth": self.turns.bandwidth}
+    def price_settings(self) -> Mapping[str, object]:
+        user = self.run.user
+        return user_price_settings(self.run) | {
+            "privacy.user.clip.norm": self.clip.norm,
+            "sampling.groups": user.groups if user.sampling == "cyclic" else None,
+            "privacy.user.correlation.kind": user.correlation.kind,
+            "privacy.user.correlation.bandwidth": self.turns.bandwidth,
+        }
 
-    def grid_slack(self, values: int, scale: float) -> float | None:
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        return ACCOUNTANTS
+
+    @property
+    def participation(self) -> Participation:
+        return Participation(turns=self.turns)
+
+    @property
+    def turns(self) -> Turns:
+        """Those of the clients."""
+        user, rounds = self.run.user, self.run.rounds
+        width = user.correlation.width(groups=user.groups, rounds=rounds)
+        return Turns(user.correlation.kind, width, user.groups, rounds)
+
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        noise = noise_of(self.run) * self.turns.late_noise
+        return ExpectedNoise(noise, clip_norm, self.run.expected_cohort, slack=self._slack)
+
+    def _slack(self, values: int, scale: float) -> float:
         """Each round's noise has at most one term of each round, of a weight of at most 1 in size: replace one key's
         Gaussians after the other, each moves as for a single one."""
         from discreet.privacy.grid import grid_slack
 
         return min(1.0, self.run.rounds * grid_slack(values, scale))
 
-    @property
-    def turns(self) -> Turns:
-        user, rounds = self.run.user, self.run.rounds
-        width = user.correlation.width(groups=user.groups, rounds=rounds)
-        return Turns(user.correlation.kind, width, user.groups, rounds)
-
-    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
-        """Of the dearest round by itself."""
-        return _gaussian(noise_multiplier, self.turns.largest_move(self.run.rounds))
-
-    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent:
+    def event(self, number: int, *, again: bool = False) -> DpEvent:
         """Of what the round adds to those before it; nothing in rounds that no client of the first group moves."""
         turns = self._turns_of(number)
-        moved = turns.largest_move(number) if again else float(turns.moves()[number - 1])
-        return _gaussian(self.noise_multiplier, moved)
-
-    def first_rounds(self, noise_multiplier: float, count: int) -> tuple[tuple[DpEvent, int], ...]:
-        """One Gaussian, for all of them."""
-        turns = replace(self.turns, rounds=max(1, count))
-        return ((_gaussian(noise_multiplier, turns.sensitivity), 1),) if count else ()
+        moved = turns.largest_move(number) if again else _moves(turns)[number - 1]
+        return _gaussian(noise_of(self.run), moved)
 
     @property
-    def sum_noise(self) -> float:
-        return self.noise_multiplier * self.turns.late_noise
+    def answers(self) -> None:
+        """None: a rating would ask clients out of their turn."""
 
-    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
-        from discreet.mechanisms.sums import CohortSum
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(self.run.user.noise_multiplier or 0.0)
+
+    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+        """The sum of the clients whose turn it is: a reply out of turn counts as zero."""
+        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
         from discreet.privacy.grid import grid_for
+        from discreet.privacy.sampling import in_turn
 
-        scale = SPREAD * self.noise_multiplier * clip_norm
-        grid = grid_for(clip_norm, num_params, largest_cohort=self.run.user.population_size, noise_scale=scale)
-        return CohortSum(num_params, clip_norm, grid)
+        size, clip_norm, number = state.params.numel(), state.clip_norm, state.round + 1
+        scale = SPREAD * noise_of(self.run) * clip_norm
+        grid = grid_for(clip_norm, size, largest_cohort=self.run.user.population_size, noise_scale=scale)
+        # Parts, without a client's number, were made by this process.
+        clients, groups = ((reply, getattr(reply, "client", -1)) for reply in replies), self.turns.groups
+        theirs = (reply for reply, client in clients if client < 0 or in_turn(client, number, groups=groups))
+        return add_all(theirs, RoundSum(CohortSum(size, clip_norm, grid)))
 
-    def release(self, replies: Replies, at: Round) -> Released:
-        """It clips once more, adds up, and adds new noise and noise of earlier rounds, drawn again.
-
-        Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the
-        rounds so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's
-        noise is made once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts
-        off is released again as it was, to the last bit, and nobody is asked for it again. If it was charged and is not
-        on disk, it is charged again, as a release of its own: old files that were put back look the same. Noise does
-        not depend on who replies.
+    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+        """Adds new noise, and noise of earlier rounds, drawn again; it is on disk before it is out.
 
         Raises:
           LedgerError: the keys of earlier noise are not those of the rounds before.
         """
         import torch
 
-        from discreet.mechanisms.sums import take_all
-        from discreet.privacy.sampling import in_turn
-
-        kept, number = at.kept.load(), at.number + 1
-        done = int(kept["round"]) if kept else 0
-        if done == number:
-            return Released(kept["total"], at.clip_norm, None, int(kept["replies"]))
-        if done != at.number:
-            raise LedgerError(
-                f"the keys of the noise are those after round {done}, and the run goes on after round {at.number}: a "
-                "run that is over does not go on, and one whose keys are lost must begin anew"
-            )
-        total = self.empty(at.num_params, at.clip_norm)
-        # Parts, without a client's number, were made by this process.
-        clients, groups = ((reply, getattr(reply, "client", -1)) for reply in replies), self.turns.groups
-        theirs = (reply for reply, client in clients if client < 0 or in_turn(client, number, groups=groups))
-        take_all(theirs, total, at.answers)
-        at.charge(self.event_of(number, again=at.again))
-        keys = self._keys(at.source, kept.get("keys"))
+        kept, number, total = _earlier(state), state.round + 1, summed.updates
+        keys = self._keys(source, kept.get("keys"))
         noised = self._noised(total, keys, number)
         # On disk before it is out, with the key of its noise: this round has no other release.
         counts = {"round": torch.tensor(number), "replies": torch.tensor(total.replies)}
-        at.kept.save({"total": noised, "keys": keys, **counts})
-        return Released(noised, at.clip_norm, None, total.replies)
+        state.carried.save({"total": noised, "keys": keys, **counts})
+        return Released(noised, state.clip_norm, None, total.replies)
 
     def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
         """The keys of this round's noise and of all earlier noise that this or a later round has a part of, uint8
@@ -163,7 +179,7 @@ class CorrelatedNoise(ServerMechanism):
         if number == len(keys) > BLOCK:
             old = range(len(keys) - at - 1)  # the keys of finished blocks, of which none was removed yet
             block = Block(at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK)))
-        add = CorrelatedGaussian(self.noise_multiplier).add_grid_noise
+        add = CorrelatedGaussian(noise_of(self.run)).add_grid_noise
         noised = add(total.clipped.values, total.clip_norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
 
@@ -176,6 +192,23 @@ class CorrelatedNoise(ServerMechanism):
         kind, band = self.turns.kind, self.turns.bandwidth
         said = {NONE: "independent in each round", SQRT: "correlated over all rounds (square root)"}
         return said.get(kind, f"correlated over rounds ({kind.upper()}, bandwidth {band})")
+
+
+def _earlier(state: RoundState) -> Mapping[str, Tensor]:
+    """What the rounds before have left. LedgerError: it is not that of the round before."""
+    kept = state.carried.load()
+    done = int(kept["round"]) if kept else 0
+    if done != state.round:
+        raise LedgerError(
+            f"the keys of the noise are those after round {done}, and the run goes on after round {state.round}: a "
+            "run that is over does not go on, and one whose keys are lost must begin anew"
+        )
+    return kept
+
+
+@lru_cache(maxsize=16)
+def _moves(turns: Turns) -> tuple[float, ...]:
+    return tuple(turns.moves().tolist())
 
 
 def _gaussian(noise_multiplier: float, moved: float) -> DpEvent:

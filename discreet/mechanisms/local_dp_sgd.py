@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.calibration import noise_multiplier_for_epsilon
-from discreet.accounting.events import poisson_round_event
+from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
-from discreet.mechanisms.mechanism import ONE_PERSON, ClientRound, Mechanism, Statement, Unreachable
+from discreet.mechanisms.mechanism import (
+    CLIENTS,
+    IN_THE_CLEAR,
+    ONE_PERSON,
+    ClientRound,
+    ExpectedNoise,
+    Participation,
+    Statement,
+    Unreachable,
+    unnoised_at_server,
+)
+from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, PRIVACY_DRAWS, ZERO_OUT
+from discreet.settings.privacy import (
+    ADD_OR_REMOVE,
+    CLIP,
+    EXAMPLE,
+    PLANNED,
+    PRIVACY_DRAWS,
+    ZERO_OUT,
+    ClipConfig,
+    Sizes,
+)
 
 if TYPE_CHECKING:
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import AnswerRelease, Replies, RoundSum
+    from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
-
-EXAMPLE_SETTINGS = (
-    *("privacy.example.noise_multiplier", "privacy.example.target_epsilon", "privacy.example.clip_norm"),
-    "data.public_num_examples",
-)
 
 
 @dataclass(frozen=True)
-class LocalDpSgd(Mechanism):
-    """One example of one client, from everybody else; nobody but the client itself is trusted."""
+class LocalDpSgd:
+    """One example of one client, from everybody else; nobody but the client itself is trusted.
 
+    Attributes:
+      run, clip, sizes: as `CentralGaussian` has them.
+    """
+
+    run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = EXAMPLE
-    at_client: ClassVar[bool] = True
-    reported: ClassVar[tuple[str, ...]] = ("epsilon_example",)
-    deciding: ClassVar[tuple[str, ...]] = EXAMPLE_SETTINGS
+    charged_at: ClassVar[frozenset[str]] = frozenset((CLIENTS,))
 
     def statement(self) -> Statement:
         declared, size, asked = self.run.data.public_num_examples, self.run.training.batch_size, self.run.evaluation
@@ -69,7 +93,31 @@ class LocalDpSgd(Mechanism):
             ),
         )
 
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+    @property
+    def price_settings(self) -> Mapping[str, object]:
+        return example_price_settings(self.run)
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        return ACCOUNTANTS
+
+    @property
+    def participation(self) -> Participation:
+        return IN_THE_CLEAR
+
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        return unnoised_at_server(self.run)
+
+    def event(self, number: int, *, again: bool = False) -> None:
+        """None: clients pay for each of their steps."""
+
+    @property
+    def answers(self) -> AnswerRelease:
+        from discreet.mechanisms.sums import rating_release
+
+        return rating_release(self.run, self.sizes, own=answer_noise(self.run))
+
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         from discreet.training.local_training import example_event, steps_of
 
         training = local_settings(self.run, num_examples)
@@ -78,9 +126,30 @@ class LocalDpSgd(Mechanism):
         events = ((example_event(num_examples, training), steps),) if steps else ()
         return ClientRound(training.example.noise_multiplier, events, training=training)
 
-    def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise:
-        noise = LocalPrivacy("gaussian", 1.0, self.run.evaluation.noise_multiplier, self.run.noise)
-        return OwnNoise(noise, of_examples=True)
+    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+        from discreet.mechanisms.sums import add_up_unnoised, ratings_in
+
+        answers = ratings_in(self.run, self.sizes, state, own=answer_noise(self.run))
+        return add_up_unnoised(replies, state, answers)
+
+    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+        """The sum as it is: clients have noised it."""
+        from discreet.mechanisms.sums import release_unnoised
+
+        return release_unnoised(summed, state, source)
+
+
+def example_price_settings(run: ClientSettings) -> dict[str, object]:
+    """The settings that decide what one example's part in a step costs."""
+    names = ("noise_multiplier", "target_epsilon", "clip_norm")
+    settings = {f"privacy.example.{name}": getattr(run.example, name) for name in names}
+    return settings | {"data.public_num_examples": run.data.public_num_examples}
+
+
+def answer_noise(run: ClientSettings) -> OwnNoise:
+    """The noise that a client draws on its own answers about its examples."""
+    noise = LocalPrivacy("gaussian", 1.0, run.evaluation.noise_multiplier, run.noise)
+    return OwnNoise(noise, of_examples=True)
 
 
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:

@@ -6,23 +6,37 @@ The Gaussian is calibrated by Balle and Wang 2018, never by the classical formul
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.accounting.calibration import epsilon_schedule
+from discreet.accounting.events import ACCOUNTANTS
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
-from discreet.mechanisms.mechanism import ClientRound, Mechanism, Statement, Unreachable
+from discreet.mechanisms.mechanism import (
+    CLIENTS,
+    PURE,
+    ClientRound,
+    ExpectedNoise,
+    Participation,
+    Statement,
+    Unreachable,
+    unnoised_at_server,
+)
+from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL
+from discreet.settings.privacy import CLIP, LOCAL, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from discreet.data.examples import Examples
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import AnswerRelease, Replies, RoundSum
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
-LOCAL_SETTINGS = tuple(f"privacy.local.{name}" for name in ("kind", "epsilon", "noise_multiplier", "clip_norm"))
+LOCAL_SETTINGS = ("kind", "epsilon", "noise_multiplier", "clip_norm")
 EXAMPLES, WHOLE = "one example of one client", "all data of one client"
 CLIPPED = "the update is clipped in {} noise for 2 * clip_norm at the client"
 # By the kind of noise: the unit, the mechanism, and what is not covered.
@@ -39,14 +53,19 @@ SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class LocalNoise(Mechanism):
+class LocalNoise:
     """All data of one client, or with `laplace_step` one of its examples, from everybody else; nobody but the client
-    itself is trusted."""
+    itself is trusted.
 
+    Attributes:
+      run, clip, sizes: as `CentralGaussian` has them.
+    """
+
+    run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = LOCAL
-    at_client: ClassVar[bool] = True
-    reported: ClassVar[tuple[str, ...]] = ("epsilon_local", "epsilon_local_pure")
-    deciding: ClassVar[tuple[str, ...]] = LOCAL_SETTINGS
+    charged_at: ClassVar[frozenset[str]] = frozenset((CLIENTS,))
 
     def statement(self) -> Statement:
         asked, rated, priced = self.run.evaluation, "", ""
@@ -69,21 +88,35 @@ class LocalNoise(Mechanism):
         )
 
     @property
-    def finite(self) -> tuple[str, ...]:
-        return self.reported if self.run.local.kind in ("laplace", "laplace_step") else self.reported[:1]
+    def price_settings(self) -> Mapping[str, object]:
+        return {f"privacy.local.{name}": getattr(self.run.local, name) for name in LOCAL_SETTINGS}
 
     @property
-    def unbatched(self) -> str | None:
-        return "privacy.local.kind=laplace_step" if self.run.local.kind == "laplace_step" else None
+    def accountants(self) -> tuple[str, ...]:
+        return (*ACCOUNTANTS, PURE) if self.run.local.kind in ("laplace", "laplace_step") else ACCOUNTANTS
 
-    def grid_slack(self, values: int, scale: float) -> float | None:
+    @property
+    def participation(self) -> Participation:
+        step = "privacy.local.kind=laplace_step" if self.run.local.kind == "laplace_step" else None
+        return Participation(one_by_one=step)
+
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
         from discreet.privacy.grid import grid_slack, laplace_grid_slack
 
-        if self.run.noise != "grid" or self.run.local.kind == "laplace_step":
-            return None
-        return (laplace_grid_slack if self.run.local.kind == "laplace" else grid_slack)(values, scale)
+        slacks = {"gaussian": grid_slack, "laplace": laplace_grid_slack}
+        slack = slacks.get(self.run.local.kind) if self.run.noise == "grid" else None
+        return replace(unnoised_at_server(self.run), slack=slack)
 
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+    def event(self, number: int, *, again: bool = False) -> None:
+        """None: clients pay for what they send."""
+
+    @property
+    def answers(self) -> AnswerRelease:
+        from discreet.mechanisms.sums import rating_release
+
+        return rating_release(self.run, self.sizes, own=answer_noise(self.run, self.sizes.l1_norm))
+
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         if not trains:
             return ClientRound(math.inf)
         privacy = round_privacy(self.run, round_number=number)
@@ -101,9 +134,23 @@ class LocalNoise(Mechanism):
 
         return replace(found, local=None, step=step)
 
-    def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise:
-        norm = l1_norm if self.run.local.kind == "laplace" else 1.0
-        return OwnNoise(LocalPrivacy(self.run.local.kind, norm, self.run.evaluation.noise_multiplier, self.run.noise))
+    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+        from discreet.mechanisms.sums import add_up_unnoised, ratings_in
+
+        answers = ratings_in(self.run, self.sizes, state, own=answer_noise(self.run, self.sizes.l1_norm))
+        return add_up_unnoised(replies, state, answers)
+
+    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+        """The sum as it is: clients have noised it."""
+        from discreet.mechanisms.sums import release_unnoised
+
+        return release_unnoised(summed, state, source)
+
+
+def answer_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise:
+    """The noise that a client draws on its own answers, of at most this L1 norm."""
+    norm = l1_norm if run.local.kind == "laplace" else 1.0
+    return OwnNoise(LocalPrivacy(run.local.kind, norm, run.evaluation.noise_multiplier, run.noise))
 
 
 def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:

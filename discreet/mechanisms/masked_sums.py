@@ -11,132 +11,125 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from discreet.accounting.events import RDP
 from discreet.mechanisms.central_gaussian import (
-    SETTINGS,
     count_stddev,
-    moved,
+    next_clip_norm,
+    noise_of,
     protected,
     ratings,
     update_noise_multiplier,
+    user_price_settings,
 )
-from discreet.mechanisms.local_dp_sgd import EXAMPLE_SETTINGS
+from discreet.mechanisms.local_dp_sgd import example_price_settings
 from discreet.mechanisms.mechanism import (
+    CLIENTS,
     ONE_PERSON,
+    SERVER,
     ClientRound,
-    Released,
-    Round,
-    ServerMechanism,
+    ExpectedNoise,
+    Participation,
     Statement,
     Unreachable,
-    expected_cohort,
 )
+from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import ADD_OR_REMOVE, EXAMPLE, USER
+from discreet.settings.privacy import ADD_OR_REMOVE, CLIP, EXAMPLE, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
-    from discreet.mechanisms.sums import CohortSum, Replies
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import AnswerRelease, Replies, UnopenedSum
     from discreet.privacy.randomness import RandomSource
     from discreet.privacy.secure_grid import SecureCohort, SecureSum
     from discreet.queries.query import Sums
     from discreet.training.local_training import LocalSettings
 
-SECURE_SETTINGS = (
-    *("privacy.user.aggregation", "privacy.example.aggregation"),
-    *("privacy.secure.dropouts", "privacy.secure.colluding"),
-)
 
+@dataclass(frozen=True)
+class MaskedAnswers:
+    """The release of a masked sum in which only the answers to a query are not noise alone.
 
-class MaskedSum(ServerMechanism):
-    """A mechanism whose server charges a sum that nobody has read, and opens it.
-
-    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
-    one client's vector (at example level one example) is zeroed out it moves by at most `vector.sensitivity_squared` in
-    squared L2 norm, and the noise of h honest clients is what the event says. All that follows is post-processing. A
-    dishonest client can send any integers, and nobody sees them: it spoils the model, not the privacy of others. The
-    denominator is a public constant.
+    Attributes:
+      vector: the sum that clients make.
+      how: how the answers are read.
     """
 
-    masked: ClassVar[bool] = True
-    at_client: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
-    only_rdp: ClassVar[bool] = True
-
-    def sum(self, noise_multiplier: float) -> SecureSum:
-        """The sum that clients make, the same in every round, with the noise multiplier of a round.
-
-        Raises:
-          ValueError: the noise, the clients and the model do not go together.
-        """
-        raise NotImplementedError
+    vector: SecureSum
+    how: AnswerRelease
 
     @property
-    def vector(self) -> SecureSum:
-        """The sum with the noise that is declared, by which a client finds its share. ConfigError: a target has yet to
-        choose it."""
-        noise = self.given_noise
-        if noise is None:
-            name = f"privacy.{self.guarantee}.noise_multiplier"
-            raise ConfigError(f"{name} must be given, or resolved from its target (got null)")
-        return self.sum(noise)
+    def event(self) -> DpEvent:
+        """Of such a sum."""
+        return self.vector.event_of(trains=False, rates=True)
 
-    @property
-    def sum_noise(self) -> float:
-        return self.vector.own_noise_stddev * math.sqrt(self.vector.nodes)
+    def add_up(self, replies: Replies, state: RoundState) -> UnopenedSum:
+        """The one sum that has come, unopened."""
+        return unopened(replies)
 
-    @property
-    def cohort(self) -> SecureCohort:
-        """The clients of a run, and the number of honest ones that are sure to be in a sum."""
-        from discreet.privacy.secure_grid import SecureCohort
+    def release(self, summed: UnopenedSum, state: RoundState, source: RandomSource) -> Sums:
+        """Opens the sum; the noise is in it."""
+        _, _, answers = self.vector.decode(summed.open(), state.clip_norm)
+        assert answers is not None
+        return self.how.opened(answers)
 
-        nodes = self.run.user.population_size
-        return SecureCohort(nodes, self.run.secure.summands(nodes))
 
-    @property
-    def decided(self) -> Mapping[str, object]:
-        return {"privacy.secure.threshold": self.run.secure.threshold_of(self.run.user.population_size)}
+def unopened(replies: Replies) -> UnopenedSum:
+    """The one sum that has come. TypeError: it is a reply in the clear."""
+    from discreet.mechanisms.sums import UnopenedSum
 
-    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
-        return self.sum(noise_multiplier).event_of(trains=trains, rates=rates)
+    (summed,) = replies
+    if not isinstance(summed, UnopenedSum):
+        raise TypeError("a reply in the clear was given to a mechanism that opens masked sums")
+    return summed
 
-    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
-        raise TypeError("clients' vectors are added up under masks, and no updates")
 
-    def release(self, replies: Replies, at: Round) -> Released:
-        """As `ServerRelease` has it. RoundAbandoned: too few clients are left to open the sum, which is charged all the
-        same."""
-        event = self.event_of(at.number + 1, rates=at.answers is not None)
-        update, below, said, count = self._opened(replies, at, event)
-        return Released(update, *moved(self, at, below), count, said)
+def secure_cohort(run: ClientSettings) -> SecureCohort:
+    """The clients of a run, and the number of honest ones that are sure to be in a sum."""
+    from discreet.privacy.secure_grid import SecureCohort
 
-    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
-        """The vectors hold noise in all places but the answers'."""
-        return self._opened(replies, at, event)[2]
+    nodes = run.user.population_size
+    return SecureCohort(nodes, run.secure.summands(nodes))
 
-    def _opened(
-        self, replies: Replies, at: Round, event: DpEvent | None
-    ) -> tuple[Tensor, float | None, Sums | None, int]:
-        from discreet.mechanisms.sums import UnopenedSum
 
-        (sealed,) = replies
-        if not isinstance(sealed, UnopenedSum):
-            raise TypeError("a reply in the clear was given to a mechanism that opens masked sums")
-        assert event is not None
-        at.charge(event)
-        update, below, answers = self.vector.decode(sealed.open(), self.norm(at.clip_norm))
-        said = None if answers is None or at.answers is None else at.answers.opened(answers)
-        return update, below, said, sealed.replies
+def secure_price_settings(run: ClientSettings) -> dict[str, object]:
+    """The settings that decide how much noise is sure to be in a sum."""
+    return {
+        "privacy.user.aggregation": run.user.aggregation,
+        "privacy.example.aggregation": run.example.aggregation,
+        "privacy.secure.dropouts": run.secure.dropouts,
+        "privacy.secure.colluding": run.secure.colluding,
+        "privacy.secure.threshold": run.secure.threshold_of(run.user.population_size),
+    }
+
+
+def noise_in(vector: SecureSum) -> float:
+    """The noise multiplier of what all clients add to a sum together."""
+    return vector.own_noise_stddev * math.sqrt(vector.nodes)
 
 
 @dataclass(frozen=True)
-class MaskedGaussian(MaskedSum):
-    """All data of one client, from everybody; at least n - c clients are trusted to be honest, the server is not."""
+class MaskedGaussian:
+    """All data of one client, from everybody; at least n - c clients are trusted to be honest, the server is not.
 
+    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
+    one client's vector is zeroed out it moves by at most `vector.sensitivity_squared` in squared L2 norm, and the
+    noise of h honest clients is what the event says. All that follows is post-processing. A dishonest client can send
+    any integers, and nobody sees them: it spoils the model, not the privacy of others. The denominator is a public
+    constant.
+
+    Attributes:
+      run, clip, sizes: as `CentralGaussian` has them.
+    """
+
+    run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
-    deciding: ClassVar[tuple[str, ...]] = (*SETTINGS, *SECURE_SETTINGS)
+    charged_at: ClassVar[frozenset[str]] = frozenset((SERVER, CLIENTS))
 
     def statement(self) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
@@ -156,34 +149,91 @@ class MaskedGaussian(MaskedSum):
         )
 
     @property
-    def decided(self) -> Mapping[str, object]:
-        return {**super().decided, "privacy.user.clip.count_stddev": self.count_stddev}
+    def price_settings(self) -> Mapping[str, object]:
+        count = {"privacy.user.clip.count_stddev": count_stddev(self.run)}
+        return user_price_settings(self.run) | secure_price_settings(self.run) | count
 
     @property
-    def count_stddev(self) -> float | None:
-        return count_stddev(self.run)
+    def accountants(self) -> tuple[str, ...]:
+        return (RDP,)
 
-    def sum(self, noise_multiplier: float) -> SecureSum:
+    @property
+    def participation(self) -> Participation:
+        return Participation(self.vector)
+
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        noise, cohort = noise_in(self.vector), self.run.expected_cohort
+        return ExpectedNoise(noise, clip_norm, cohort, count_stddev=count_stddev(self.run), slack=_exactly)
+
+    def event(self, number: int, *, again: bool = False) -> DpEvent:
+        return self.vector.event_of(trains=True, rates=self.run.evaluation.joins(number))
+
+    @property
+    def answers(self) -> MaskedAnswers:
+        from discreet.mechanisms.sums import rating_release
+
+        return MaskedAnswers(self.vector, rating_release(self.run, self.sizes))
+
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        # Its own account is held to budgets where it adds its vector to the sum.
+        return ClientRound(self.run.user.noise_multiplier or 0.0)
+
+    def add_up(self, replies: Replies, state: RoundState) -> UnopenedSum:
+        """The one sum that has come, unopened."""
+        return unopened(replies)
+
+    def release(self, summed: UnopenedSum, state: RoundState, source: RandomSource) -> Released:
+        """Opens the sum; the noise is in it. RoundAbandoned: too few clients are left."""
+        from discreet.mechanisms.sums import rating_release
+
+        update, below, answers = self.vector.decode(summed.open(), state.clip_norm)
+        said = None
+        if answers is not None and self.run.evaluation.joins(state.round + 1):
+            said = rating_release(self.run, self.sizes).opened(answers)
+        clip_norm, fraction = next_clip_norm(self.clip, self.run, state, below)
+        return Released(update, clip_norm, fraction, summed.replies, said)
+
+    @property
+    def vector(self) -> SecureSum:
+        """The sum that clients make, the same in every round, with the noise that is declared, by which a client finds
+        its share.
+
+        Raises:
+          ConfigError: a target has yet to choose the noise.
+          ValueError: the noise, the clients and the model do not go together.
+        """
         from discreet.privacy.secure_grid import secure_sum
 
-        rating, count = self.run.evaluation, count_stddev(self.run, noise_multiplier)
+        noise, rating = noise_of(self.run), self.run.evaluation
+        count = count_stddev(self.run)
         return secure_sum(
             self.sizes.num_params,
-            self.cohort,
-            noise_multiplier=update_noise_multiplier(noise_multiplier, count_stddev=count),
+            secure_cohort(self.run),
+            noise_multiplier=update_noise_multiplier(noise, count_stddev=count),
             count_stddev=None if count is None else count or 1.0,
             answers=(self.sizes.answers, rating.noise_multiplier) if rating.private else None,
         )
 
 
 @dataclass(frozen=True)
-class MaskedStep(MaskedSum):
-    """One example of one client, from everybody; the client, and at least n - c clients, are trusted to be honest."""
+class MaskedStep:
+    """One example of one client, from everybody; the client, and at least n - c clients, are trusted to be honest.
 
+    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
+    one example is zeroed out it moves by at most `vector.sensitivity_squared` in squared L2 norm, and the
+    noise of h honest clients is what the event says. All that follows is post-processing. A dishonest client can send
+    any integers, and nobody sees them: it spoils the model, not the privacy of others. The denominator is a public
+    constant.
+
+    Attributes:
+      run, clip, sizes: as `CentralGaussian` has them.
+    """
+
+    run: ClientSettings
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = EXAMPLE
-    reported: ClassVar[tuple[str, ...]] = ("epsilon_example",)
-    deciding: ClassVar[tuple[str, ...]] = (*SECURE_SETTINGS, "training.batch_size", *EXAMPLE_SETTINGS)
-    fixed_norm: ClassVar[str] = "privacy.example.clip_norm"
+    charged_at: ClassVar[frozenset[str]] = frozenset((SERVER, CLIENTS))
 
     def statement(self) -> Statement:
         how = (
@@ -196,19 +246,34 @@ class MaskedStep(MaskedSum):
         uncovered = (*said.not_covered, ONE_PERSON, earlier)
         return replace(said, trusted=f"{said.trusted}; and the client itself", not_covered=uncovered)
 
-    def sum(self, noise_multiplier: float) -> SecureSum:
-        from discreet.privacy.secure_grid import example_secure_sum
+    @property
+    def price_settings(self) -> Mapping[str, object]:
+        batch = {"training.batch_size": self.run.training.batch_size}
+        return secure_price_settings(self.run) | batch | example_price_settings(self.run)
 
-        largest = self.run.training.batch_size
-        return example_secure_sum(
-            self.sizes.num_params, self.cohort, noise_multiplier=noise_multiplier, largest_sum=largest
-        )
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        return (RDP,)
 
-    def norm(self, clip_norm: float) -> float:
-        """The norm that a step of the sum refers to: no rule moves it."""
-        return step_norm(self.run)
+    @property
+    def participation(self) -> Participation:
+        return Participation(self.vector)
 
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        """The norm is the one that a step of the sum refers to: no rule moves it. The mean over all examples, by their
+        public number, is at most the clip norm long."""
+        mean_over = self.run.expected_cohort * self.run.training.batch_size
+        setting = "privacy.example.clip_norm"
+        return ExpectedNoise(noise_in(self.vector), step_norm(self.run), mean_over, setting, slack=_exactly)
+
+    def event(self, number: int, *, again: bool = False) -> DpEvent:
+        return self.vector.event_of(trains=True, rates=False)
+
+    @property
+    def answers(self) -> None:
+        """None: the sum has no place for answers."""
+
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         from discreet.privacy.secure_grid import MOST_GRADIENTS
 
         most = MOST_GRADIENTS * self.run.training.batch_size
@@ -226,10 +291,33 @@ class MaskedStep(MaskedSum):
         # Its own account is held to budgets where it adds its vector to the sum.
         return ClientRound(self.run.example.noise_multiplier or 0.0, step=step)
 
+    def add_up(self, replies: Replies, state: RoundState) -> UnopenedSum:
+        """The one sum that has come, unopened."""
+        return unopened(replies)
+
+    def release(self, summed: UnopenedSum, state: RoundState, source: RandomSource) -> Released:
+        """Opens the sum; the noise is in it. RoundAbandoned: too few clients are left."""
+        update, _, _ = self.vector.decode(summed.open(), step_norm(self.run))
+        return Released(update, state.clip_norm, None, summed.replies)
+
     @property
-    def averaged(self) -> float:
-        """The mean over all examples, by their public number, is at most the clip norm long."""
-        return expected_cohort(self.run) * self.run.training.batch_size
+    def vector(self) -> SecureSum:
+        """As `MaskedGaussian.vector`."""
+        from discreet.privacy.secure_grid import example_secure_sum
+
+        noise = self.run.example.noise_multiplier
+        if noise is None:
+            name = "privacy.example.noise_multiplier"
+            raise ConfigError(f"{name} must be given, or resolved from its target (got null)")
+        largest = self.run.training.batch_size
+        return example_secure_sum(
+            self.sizes.num_params, secure_cohort(self.run), noise_multiplier=noise, largest_sum=largest
+        )
+
+
+def _exactly(values: int, scale: float) -> float:
+    """The slack of whole numbers and exact draws."""
+    return 0.0
 
 
 def step_norm(run: ClientSettings) -> float:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import LOCAL, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
     from discreet.accounting.correlation import Turns
-    from discreet.mechanisms.client_noise import OwnNoise
-    from discreet.mechanisms.sums import AnswerSum, CohortSum, Replies
+    from discreet.mechanisms.client_noise import LocalPrivacy
+    from discreet.mechanisms.round_state import Released, RoundState
+    from discreet.mechanisms.sums import AnswerMechanism, Replies
     from discreet.privacy.randomness import RandomSource
+    from discreet.privacy.secure_grid import SecureSum
     from discreet.training.local_training import LocalSettings
 
-CLIP = ClipConfig()  # of a mechanism that is asked for its events alone
+SERVER, CLIENTS = "server", "clients"  # whose ledgers pay
+PURE = "pure"  # the accountant of epsilon at delta 0
+# The epsilons that clients report of a guarantee, by their names in a reply.
+REPORTED = {
+    USER: (),
+    EXAMPLE: ("epsilon_example",),
+    LOCAL: ("epsilon_local", "epsilon_local_pure"),
+}
 NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
@@ -56,6 +67,53 @@ class Unreachable(ValueError):
     """A client can't do this work with the noise or the examples that it has. The message says why."""
 
 
+class Uncharged(ValueError):
+    """A mechanism has no cost for what it would release, or opens a sum that was not charged: nothing is released."""
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The way in which clients take part.
+
+    Attributes:
+      vector: the masked sum that they add to, which is all that the server reads; None if it reads replies.
+      turns: theirs, if noise is correlated over rounds, so that all rounds are one observation; None if each round is
+        one by itself.
+      one_by_one: the setting that keeps a simulation from training many clients at a time; None if it can.
+    """
+
+    vector: SecureSum | None = None
+    turns: Turns | None = None
+    one_by_one: str | None = None
+
+
+IN_THE_CLEAR = Participation()
+
+
+@dataclass(frozen=True)
+class ExpectedNoise:
+    """The noise that is expected in the sum that a round releases.
+
+    Attributes:
+      multiplier: of the noise, over `norm`: more than what is accounted if clients that are not counted on add theirs
+        too.
+      norm: the bound on a client's part in the sum.
+      denominator: the public number of updates, or of examples, over which a step is the mean.
+      clip_setting: the setting of the norm that clips, if it never follows the updates, so that noise can't feed
+        itself.
+      count_stddev: of the noise on the count of norms below the clip norm; None if there is no such count.
+      slack: the distance of so many values of the noise, of a scale in steps of a grid, to exact noise; None if it is
+        not bounded.
+    """
+
+    multiplier: float
+    norm: float
+    denominator: float
+    clip_setting: str | None = None
+    count_stddev: float | None = None
+    slack: Callable[[int, float], float] | None = None
+
+
 @dataclass(frozen=True)
 class ClientRound:
     """A mechanism's part of one client's work in a round.
@@ -63,300 +121,118 @@ class ClientRound:
     Attributes:
       noise_multiplier: of what is noised for it, by the client or by what the server declares; infinity if nothing is.
       events: the cost to a ledger of the client's own, each with its count, before anything leaves.
+      training: the settings of local training, if they hold the noise.
+      local: the noise on the update.
+      step: makes the update in place of local training.
+      bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if they are clipped.
     """
 
     noise_multiplier: float
     events: tuple[tuple[DpEvent, int], ...] = ()
-    training: LocalSettings | None = None  # of local training, if they hold the noise
-    local: Any = None  # the noise on the update, a `LocalPrivacy`
-    step: Callable[..., Tensor] | None = None  # makes the update in place of local training
+    training: LocalSettings | None = None
+    local: LocalPrivacy | None = None
+    step: Callable[..., Tensor] | None = None
+    bounded: Callable[[Tensor, float], tuple[Tensor, Tensor]] | None = None
 
 
-@dataclass(frozen=True)
 class Mechanism(Protocol):
-    """A guarantee that a run gives, or would give if it were on. A mechanism has this class as its base, for the usual
-    answers.
+    """A guarantee that a run gives, or would give if it were on.
+
+    A mechanism is made of a run's `ClientSettings`, the rule of its clip norm, and the sizes of what it releases.
+    In a round the server calls `add_up`, charges `event`, and calls `release`: nothing is noised or opened before the
+    charge is on disk, and a mechanism knows no ledger.
 
     Attributes:
-      run: the settings that clients are told.
       guarantee: which of the three it is, and whose name its releases have in a ledger.
-      masked: True if the server reads one sum that it opens, and no reply of a client.
-      at_server: True if the server's ledger is charged for a round: see `ServerMechanism`.
-      at_client: True if each client's own ledger is charged for what it sends.
-      reported: the epsilons that clients report of it, by their names in a reply.
-      deciding: the settings that decide what a release costs, which a resumed run has to keep.
+      charged_at: whose ledgers pay: SERVER, CLIENTS or both.
     """
 
-    run: ClientSettings
     guarantee: ClassVar[str]
-    masked: ClassVar[bool] = False
-    at_server: ClassVar[bool] = False
-    at_client: ClassVar[bool] = False
-    reported: ClassVar[tuple[str, ...]] = ()
-    deciding: ClassVar[tuple[str, ...]] = ()
+    charged_at: ClassVar[frozenset[str]]
 
     def statement(self) -> Statement:
         """The guarantee in words."""
 
     @property
-    def on(self) -> bool:
-        """True if the run gives the guarantee."""
-        return bool(self.terms.kind != "none" if self.guarantee == LOCAL else self.terms.enabled)
-
-    def stated(self, *, account: bool) -> Statement:
-        """The statement, with its name and all that is not covered. `account`: the run charges a population's."""
-        said, gaps = self.statement(), list(NOT_COVERED)
-        if self.run.data.partition == "sampled":  # for measuring: real people would not hold each other's examples
-            gaps.append(f"{SHARED}: with data.partition=sampled views overlap, each is counted by itself")
-        gaps += said.not_covered
-        if self.guarantee == USER:
-            gaps += ONE_NODE, IN_NO_ACCOUNT if account else EARLIER_RUNS
-        return replace(said, name=self.guarantee, enabled=self.on, not_covered=tuple(gaps))
-
-    def client_round(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        """Its part of the work of a client with so many examples. Raises Unreachable if there is none."""
-        return ClientRound(self.given_noise or 0.0)
-
-    def answer_noise(self, l1_norm: float = 1.0) -> OwnNoise | None:
-        """The noise that a client draws on answers of at most this L1 norm by itself; None if it draws none."""
-        return None
+    def price_settings(self) -> Mapping[str, object]:
+        """All that decides what a release costs, by the names of settings: a resumed run has to keep it."""
 
     @property
-    def terms(self) -> Any:
-        """The settings of its guarantee, which an owner's policy can hold the run to."""
-        return getattr(self.run, self.guarantee)
+    def accountants(self) -> tuple[str, ...]:
+        """The accountants that know its events, and give a finite epsilon if there is noise."""
 
     @property
-    def given_noise(self) -> float | None:
-        """The noise multiplier; None: a target, which is not met yet or by each client, chooses it."""
-        noise: float | None = self.terms.noise_multiplier
-        return noise
+    def participation(self) -> Participation:
+        """The way in which clients take part."""
+
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        """The noise that is expected in the sum of a round with this clip norm."""
+
+    def event(self, number: int, *, again: bool = False) -> DpEvent | None:
+        """The cost of round `number`, from 1 on, to the server's ledger; None if only clients pay. `again`: it was
+        charged before, by a process that has died, and may be out with other noise."""
+
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        """Its part of the work of a client with so many examples. Unreachable if there is none."""
+
+    def add_up(self, replies: Replies, state: RoundState) -> Any:
+        """The sum of replies, which are taken as they come and clipped again. Nothing is noised and nothing opened."""
+
+    def release(self, summed: Any, state: RoundState, source: RandomSource) -> Released:
+        """Noises what `add_up` gave, or opens it. The event is on disk by now. `source`: of the noise."""
 
     @property
-    def target(self) -> float | None:
-        """The epsilon that chooses the noise; None: it is given."""
-        return getattr(self.terms, "epsilon" if self.guarantee == LOCAL else "target_epsilon", None)
-
-    @property
-    def budget(self) -> float | None:
-        """The epsilon that is not passed: the target, unless a budget is given."""
-        return self.target if self.terms.max_epsilon is None else self.terms.max_epsilon
-
-    @property
-    def unbatched(self) -> str | None:
-        """The setting that keeps a simulation from training many of its clients at a time; None if it can."""
-        return None
-
-    @property
-    def finite(self) -> tuple[str, ...]:
-        """Those of `reported` that the run keeps finite."""
-        return () if self.given_noise == 0 else self.reported
-
-    @property
-    def decided(self) -> Mapping[str, object]:
-        """The numbers beside `deciding` that decide what a release costs and follow from settings."""
-        return {}
-
-    @property
-    def only_rdp(self) -> bool:
-        """True if no accountant but RDP knows its events."""
-        return False
-
-    def grid_slack(self, values: int, scale: float) -> float | None:
-        """The distance of so many values of its noise, of this scale in steps of a grid, to exact noise; None if it is
-        not bounded."""
-        return None
+    def answers(self) -> AnswerMechanism | None:
+        """The release of answers of a cohort that is asked for nothing else; None if it pays for none."""
 
 
-class Kept:
-    """What the release of a round keeps for the rounds after it, in memory: a secret of the run. Of one that has a
-    folder `discreet.server.run_folder.RunSecrets` keeps it on disk."""
-
-    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self.tensors = tensors or {}
-
-    def load(self) -> Mapping[str, Tensor]:
-        """What was saved last; empty before."""
-        return self.tensors
-
-    def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces it as a whole; after a crash the old or the new is there."""
-        self.tensors = dict(tensors)
+def unnoised_at_server(run: ClientSettings) -> ExpectedNoise:
+    """The noise that the server adds to sums that clients have noised, or nobody has: none."""
+    return ExpectedNoise(0.0, math.inf, run.expected_cohort)
 
 
-@dataclass(frozen=True)
-class Round:
-    """The facts of a round that its release needs.
+def finite_epsilons(mechanism: Mechanism, run: ClientSettings) -> tuple[str, ...]:
+    """The epsilons that clients report of a mechanism and that the run keeps finite, by their names in a reply."""
+    if run.configured_noise_multiplier(mechanism.guarantee) == 0:
+        return ()
+    names = REPORTED[mechanism.guarantee]
+    return names if PURE in mechanism.accountants else names[:1]
 
-    Attributes:
-      number: of the rounds before it.
-      expected_cohort: the public denominator of the average.
-      charge: is called with the event before noise is added to anything, or a sum is opened: it writes the ledger.
-      answers: the empty sum of the answers to a query; None in a round without one.
-      again: it was charged before, by a process that has died, and may be out with other noise.
+
+def stated(mechanism: Mechanism, run: ClientSettings, *, account: bool) -> Statement:
+    """The statement of a mechanism, with its name and all that is not covered. `account`: the run charges a
+    population's."""
+    said, gaps = mechanism.statement(), list(NOT_COVERED)
+    if run.data.partition == "sampled":  # for measuring: real people would not hold each other's examples
+        gaps.append(f"{SHARED}: with data.partition=sampled views overlap, each is counted by itself")
+    gaps += said.not_covered
+    if mechanism.guarantee == USER:
+        gaps += ONE_NODE, IN_NO_ACCOUNT if account else EARLIER_RUNS
+    return replace(said, name=mechanism.guarantee, enabled=run.gives(mechanism.guarantee), not_covered=tuple(gaps))
+
+
+def charged(mechanism: Mechanism, number: int, *, again: bool = False) -> DpEvent | None:
+    """The cost of round `number` to the server's ledger; None if clients alone pay, or nobody.
+
+    Raises:
+      Uncharged: the server is to pay, and the mechanism says no cost.
     """
-
-    number: int
-    num_params: int
-    clip_norm: float
-    expected_cohort: float
-    source: RandomSource
-    charge: Callable[[DpEvent], None]
-    answers: AnswerSum | None = None
-    kept: Kept = field(default_factory=Kept)
-    again: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Released:
-    """The release of a round, of which all that follows is post-processing.
-
-    Attributes:
-      total: the noised sum of the updates, (num_params,).
-      clip_norm: of the next round.
-      fraction_below: the noised fraction of update norms at or below the clip norm; None without an adaptive one.
-      replies: how many updates were added up. Who takes part is not covered by the guarantee.
-      answers: the noised sum of the answers; None in a round without a query.
-    """
-
-    total: Tensor
-    clip_norm: float
-    fraction_below: float | None
-    replies: int
-    answers: Any = None
-
-
-class ServerRelease(Protocol):
-    """What the server does in a round: with what clients send, before anything is published.
-
-    Attributes:
-      guarantee: whom a round is charged to; None if nothing is charged.
-      masked: True if it opens one sum, and reads no reply.
-      exact: True if its sums are of whole numbers, whose order does not matter.
-      sum_noise: the noise that is expected in the sum, over `norm`: more than what is accounted if clients that are not
-        counted on add theirs too.
-    """
-
-    masked: ClassVar[bool] = False
-
-    @property
-    def guarantee(self) -> str | None:
+    if SERVER not in mechanism.charged_at:
         return None
-
-    @property
-    def exact(self) -> bool:
-        return False
-
-    @property
-    def sum_noise(self) -> float:
-        return 0.0
-
-    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent | None:
-        """The event of round `number`, from 1 on. `rates`: clients also rate the model; `again`: see `Round`."""
-        return None
-
-    def norm(self, clip_norm: float) -> float:
-        """The bound on a client's part in a sum, in a round with this clip norm."""
-        return clip_norm
-
-    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
-        """The sum that a round's replies are added to."""
-        from discreet.mechanisms.sums import CohortSum
-
-        return CohortSum(num_params, clip_norm, None)
-
-    def release(self, replies: Replies, at: Round) -> Released:
-        """Adds replies up as they come, charges the event, and only then noises the sum or opens it."""
-
-    def rate(self, replies: Replies, at: Round, event: DpEvent | None) -> Any:
-        """As `release`, of the answers of clients that are asked for nothing else; `event`: what they cost."""
-        from discreet.mechanisms.sums import answer_round
-
-        assert at.answers is not None
-        return answer_round(replies, at.answers, event=event, source=at.source, charge=at.charge)
+    event = mechanism.event(number, again=again)
+    if event is None:
+        raise Uncharged(f"{type(mechanism).__name__} is charged at the server, and has no cost for round {number}")
+    return event
 
 
-class PlainSum(ServerRelease):
-    """The release of a round that clients alone noise, or nobody: nothing is clipped, noised or charged."""
-
-    def release(self, replies: Replies, at: Round) -> Released:
-        from discreet.mechanisms.sums import take_all
-
-        total = self.empty(at.num_params, at.clip_norm)
-        take_all(replies, total, at.answers)
-        answers = at.answers and at.answers.released(at.source)
-        return Released(total.clipped.total, at.clip_norm, None, total.replies, answers)
-
-
-@dataclass(frozen=True)
-class ServerMechanism(Mechanism, ServerRelease, Protocol):
-    """A mechanism whose releases the server's ledger is charged for: at most one of a run.
-
-    Attributes:
-      clip: the rule by which an adaptive clip norm moves.
-      sizes: of what is masked.
-      fixed_norm: the setting of the norm that clips, if it never follows the updates, so that noise can't feed itself.
-    """
-
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
-    at_server: ClassVar[bool] = True
-    fixed_norm: ClassVar[str | None] = None
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Of a round as a whole; 0 draws no noise and protects nobody. A target has chosen it by now."""
-        assert self.given_noise is not None
-        return self.given_noise
-
-    @property
-    def count_stddev(self) -> float | None:
-        """Of the noise on the count of norms below the clip norm; None if the release has no such count."""
-        return None
-
-    @property
-    def turns(self) -> Turns | None:
-        """Of clients, if noise is correlated over rounds, so that all rounds are one observation; else None."""
-        return None
-
-    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
-        """The event of one release. `trains`, `rates`: clients are asked for an update, for a rating of the model."""
-
-    def event_of(self, number: int, *, rates: bool = False, again: bool = False) -> DpEvent | None:
-        return self.event(self.noise_multiplier, rates=rates)
-
-    def first_rounds(self, noise_multiplier: float, count: int) -> tuple[tuple[DpEvent, int], ...]:
-        """The events of the first `count` rounds that rate nothing, each with how often it is charged."""
-        return ((self.event(noise_multiplier), count),)
-
-    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-        """Updates (n, num_params) as they leave clients, and their bits (n,)."""
-        from discreet.mechanisms.sums import clipped
-
-        return clipped(updates, clip_norm)
-
-    @property
-    def averaged(self) -> float:
-        """The public number of updates, or of examples, over which a step is the mean."""
-        return expected_cohort(self.run)
-
-
-def expected_cohort(run: ClientSettings) -> float:
-    """The public denominator; of a fixed-size cohort its size."""
-    expected = run.user.probability * run.user.population_size
-    return float(round(expected)) if run.user.sampling == "fixed" else expected
-
-
-def releases_of(mechanism: ServerMechanism, noise_multiplier: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
+def releases_of(mechanism: Mechanism, run: ClientSettings, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
     """The events of so many rounds, with ratings, and with the question about data before them."""
-    run = mechanism.run
-    joined, alone = run.evaluation.ratings(rounds)
-    releases = [
-        (run.statistics.event, int(run.asks_of_data)),
-        *mechanism.first_rounds(noise_multiplier, rounds - joined),
-    ]
-    if joined:
-        releases.append((mechanism.event(noise_multiplier, rates=True), joined))
-    if alone:
-        releases.append((mechanism.event(noise_multiplier, trains=False, rates=True), alone))
-    return tuple((event, count) for event, count in releases if count)
+    releases = Counter[Any]()
+    if run.asks_of_data:
+        releases[run.statistics.event] += 1
+    for number in range(1, rounds + 1):
+        releases[charged(mechanism, number)] += 1
+    _, alone = run.evaluation.ratings(rounds)
+    if alone and mechanism.answers is not None:
+        releases[mechanism.answers.event] += alone
+    return tuple((event, count) for event, count in releases.items() if event is not None)

@@ -3,67 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
+from discreet.mechanisms import local_dp_sgd, local_noise
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LocalNoise
-from discreet.mechanisms.masked_sums import MaskedGaussian, MaskedStep, MaskedSum
-from discreet.mechanisms.mechanism import CLIP, Mechanism, ServerMechanism
+from discreet.mechanisms.masked_sums import MaskedGaussian, MaskedStep
+from discreet.mechanisms.mechanism import CLIENTS, SERVER, Mechanism
+from discreet.mechanisms.unprotected import Unprotected
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CORRELATED, PLAIN, PLANNED, SECURE, ClipConfig, Sizes
+from discreet.settings.privacy import (
+    CLIP,
+    CORRELATED,
+    EXAMPLE,
+    LOCAL,
+    PLAIN,
+    PLANNED,
+    SECURE,
+    USER,
+    ClipConfig,
+    Sizes,
+)
 from discreet.settings.rules import ConfigError
 
-Made = Mapping[str, Callable[[ClientSettings], Mechanism]]
+# Of the settings that clients are told, the rule of the clip norm, and the sizes of what is released.
+Make = Callable[[ClientSettings, ClipConfig, Sizes], Mechanism]
 
-OF_USERS: Made = {PLAIN: CentralGaussian, SECURE: MaskedGaussian, CORRELATED: CorrelatedNoise}
-OF_EXAMPLES: Made = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
+OF_USERS: Mapping[str, Make] = {PLAIN: CentralGaussian, SECURE: MaskedGaussian, CORRELATED: CorrelatedNoise}
+OF_EXAMPLES: Mapping[str, Make] = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
 
 
-def guarantees_of(run: ClientSettings) -> tuple[Mechanism, Mechanism, Mechanism]:
+def guarantees_of(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> tuple[Mechanism, ...]:
     """The mechanism of each of the three guarantees, those that are off included."""
-    return (
-        OF_USERS[run.user.law](run) if run.user.mechanism is None else _own(run.user.mechanism)(run),
-        OF_EXAMPLES[run.example.aggregation](run),
-        LocalNoise(run),
-    )
+    of_users = OF_USERS[run.user.mechanism_kind] if run.user.mechanism is None else _own(run.user.mechanism)
+    makes: tuple[Make, ...] = (of_users, OF_EXAMPLES[run.example.aggregation], LocalNoise)
+    return tuple(make(run, clip, sizes) for make in makes)
 
 
-def _own(name: str) -> Callable[[ClientSettings], Mechanism]:
+def _own(name: str) -> Make:
     from discreet.models.models import own_builder  # PyTorch is loaded for nobody else
 
     try:
-        return cast(Callable[[ClientSettings], Mechanism], own_builder(name, setting="privacy.user.mechanism"))
+        make = cast(Make, own_builder(name, setting="privacy.user.mechanism"))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if getattr(make, "guarantee", None) != USER or SERVER not in getattr(make, "charged_at", ()):
+        rule = "a mechanism of guarantee user that is charged at the server"
+        raise ConfigError(f"privacy.user.mechanism must be {rule} (got {name})")
+    return make
 
 
-def mechanisms_of(run: ClientSettings) -> dict[str, Mechanism]:
+def mechanisms_of(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> dict[str, Mechanism]:
     """The mechanisms of a run by their guarantees; those that are off are left out."""
-    return {each.guarantee: each for each in guarantees_of(run) if each.on}
+    return {each.guarantee: each for each in guarantees_of(run, clip, sizes) if run.gives(each.guarantee)}
 
 
 def accounts_itself(run: ClientSettings) -> bool:
     """True if each client accounts a guarantee in a ledger of its own."""
-    return any(each.at_client for each in mechanisms_of(run).values())
+    return any(CLIENTS in each.charged_at for each in mechanisms_of(run).values())
 
 
 def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise | None:
     """The noise that each client draws on its own answers, of at most this L1 norm; None if the server does. The
     event does not depend on the norm."""
-    noises = (each.answer_noise(l1_norm) for each in mechanisms_of(run).values()) if run.evaluation.private else ()
-    return next((noise for noise in noises if noise is not None), None)
+    if not run.evaluation.private or run.gives(USER):
+        return None
+    if run.gives(EXAMPLE):
+        return local_dp_sgd.answer_noise(run)
+    return local_noise.answer_noise(run, l1_norm) if run.gives(LOCAL) else None
 
 
-def server_mechanism(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> ServerMechanism | None:
+def server_mechanism(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> Mechanism | None:
     """The mechanism whose releases the server is charged for; None if clients alone noise what they send."""
-    found = next((each for each in mechanisms_of(run).values() if each.at_server), None)
-    return None if found is None else cast(Any, type(found))(run, clip, sizes)
+    found = mechanisms_of(run, clip, sizes).values()
+    return next((each for each in found if SERVER in each.charged_at), None)
 
 
-def masked_mechanism(run: ClientSettings, sizes: Sizes = PLANNED) -> MaskedSum | None:
+def round_mechanism(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> Mechanism:
+    """The mechanism that a round of the server goes by."""
+    of_clients = mechanisms_of(run, clip, sizes).values()
+    return server_mechanism(run, clip, sizes) or next(iter(of_clients), Unprotected(run, clip, sizes))
+
+
+def masked_mechanism(run: ClientSettings, sizes: Sizes = PLANNED) -> Mechanism | None:
     """The mechanism of masked sums; None if the server reads replies."""
-    found = server_mechanism(run, sizes=sizes)
-    return found if isinstance(found, MaskedSum) else None
+    return server_mechanism(run, sizes=sizes) if run.masked else None

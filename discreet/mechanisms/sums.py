@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import torch
 from torch import Tensor
 
+from discreet.mechanisms.round_state import Released
 from discreet.privacy.clipping import ClippedSum, clip_by_norm
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import Sums
-from discreet.settings.privacy import PRIVACY_DRAWS
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import PRIVACY_DRAWS, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.mechanisms.client_noise import OwnNoise
+    from discreet.mechanisms.round_state import RoundState
     from discreet.protocol.messages import TrainReply
 
 SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
@@ -73,7 +76,16 @@ class UnopenedSum:
     replies: int
 
 
-Replies = Iterable["TrainReply | PartialReply | UnopenedSum"]
+@dataclass(frozen=True, eq=False)
+class UpdateRows:
+    """Updates of several clients as this process has made them: (n, num_params), and their bits (n,)."""
+
+    updates: Tensor
+    below: Tensor
+
+
+Reply = Union["TrainReply", PartialReply, UpdateRows, UnopenedSum]
+Replies = Iterable[Reply]
 
 
 class CohortSum:
@@ -96,12 +108,15 @@ class CohortSum:
         self.replies += len(updates)
         self.below += 2 * int(below.sum()) - len(below)
 
-    def take(self, reply: TrainReply | PartialReply) -> None:
-        """Adds a client, or a part.
+    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
+        """Adds a client, several, or a part.
 
         Raises:
           ValueError: a part was clipped otherwise, or is of another model.
         """
+        if isinstance(reply, UpdateRows):
+            self.add(reply.updates, reply.below)
+            return
         if not isinstance(reply, PartialReply):
             self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
             return
@@ -120,7 +135,11 @@ class CohortSum:
 
 @dataclass(frozen=True)
 class AnswerRelease:
-    """The release of the sum of a cohort's answers, noised at the server or by each client.
+    """The release of the sum of a cohort's answers, noised at the server or by each client: what a cohort that is asked
+    for nothing else costs and gives, by the verbs of a mechanism.
+
+    Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of its noise multiplier, sampled as `event` says.
+    Noise and denominator are functions of public constants alone: not of who replied.
 
     Attributes:
       length: of an answer before it is noised.
@@ -130,6 +149,7 @@ class AnswerRelease:
       largest_cohort: sums on the grid are exact, of at most so many answers (`discreet.privacy.grid`).
       probability: q, with which a client is asked.
       own: the noise that each client draws on its own answer; None if the server noises the sum.
+      event: the cost to the server's ledger of a cohort that is asked for nothing else; None if clients alone pay.
     """
 
     length: int
@@ -139,6 +159,18 @@ class AnswerRelease:
     largest_cohort: int = 2**20
     probability: float = 1.0
     own: OwnNoise | None = None
+    event: DpEvent | None = None
+
+    def add_up(self, replies: Replies, state: RoundState) -> AnswerSum:
+        """The sum of the answers, which are taken as they come."""
+        total = AnswerSum(self)
+        for reply in replies:
+            total.take(in_the_clear(reply))
+        return total
+
+    def release(self, summed: AnswerSum, state: RoundState, source: RandomSource) -> Sums:
+        """The noised sum."""
+        return summed.released(source)
 
     @property
     def on_grid(self) -> bool:
@@ -189,12 +221,12 @@ class AnswerSum:
         rows = answers.detach().cpu().double()
         self.rows.values.add_(rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0))
 
-    def take(self, reply: TrainReply | PartialReply) -> None:
+    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
         """Adds a client's answer, if it has sent one, or the sum of a part."""
         if isinstance(reply, PartialReply):
             if reply.answers:
                 self.rows.values.add_(torch.tensor(reply.answers, dtype=self.rows.values.dtype))
-        elif reply.answer is not None:
+        elif not isinstance(reply, UpdateRows) and reply.answer is not None:
             self.add(reply.answer.unsqueeze(0))
 
     def part(self) -> tuple[float, ...]:
@@ -216,36 +248,83 @@ def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     return rows, norms <= clip_norm
 
 
-def take_all(replies: Replies, total: CohortSum | None, answers: AnswerSum | None) -> None:
-    """Adds replies up as they come.
+class AnswerMechanism(Protocol):
+    """The release of the answers of a cohort, by the verbs of a mechanism (`discreet.mechanisms.mechanism`)."""
 
-    Raises:
-      ValueError: one of them is a sum that nobody has read, which is opened and not added up.
-    """
+    @property
+    def event(self) -> DpEvent | None: ...
+
+    def add_up(self, replies: Replies, state: RoundState) -> Any: ...
+
+    def release(self, summed: Any, state: RoundState, source: RandomSource) -> Sums: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RoundSum:
+    """The sum of a round's replies: updates with their bits, and answers if it has a query."""
+
+    updates: CohortSum
+    answers: AnswerSum | None = None
+
+    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
+        """Adds a client, several, or a part."""
+        self.updates.take(reply)
+        if self.answers is not None:
+            self.answers.take(reply)
+
+    def part(self) -> PartialReply:
+        """The values added so far, for another sum to take in. Not a copy."""
+        part = self.updates.part()
+        return part if self.answers is None else replace(part, answers=self.answers.part())
+
+
+def in_the_clear(reply: Reply) -> TrainReply | UpdateRows | PartialReply:
+    """A reply that is added up. ValueError: it is a sum that nobody has read, which is opened and not added up."""
+    if isinstance(reply, UnopenedSum):
+        raise ValueError("a sum that nobody has read was given to a mechanism that reads replies")
+    return reply
+
+
+def add_all(replies: Replies, total: RoundSum) -> RoundSum:
+    """The sum with all replies added, as they come."""
     for reply in replies:
-        if isinstance(reply, UnopenedSum):
-            raise ValueError("a sum that nobody has read was given to a mechanism that reads replies")
-        if total is not None:
-            total.take(reply)
-        if answers is not None:
-            answers.take(reply)
+        total.take(in_the_clear(reply))
+    return total
 
 
-def answer_round(
-    replies: Replies,
-    answers: AnswerSum,
-    *,
-    event: DpEvent | None,
-    source: RandomSource,
-    charge: Callable[[DpEvent], object],
-) -> Sums:
-    """The noised sum of the answers of a cohort that is asked for nothing else. `charge` writes the ledger to disk
-    before noise is added to anything; None is charged if each client noises its own answer.
+def rating_release(
+    run: ClientSettings, sizes: Sizes, *, own: OwnNoise | None = None, event: DpEvent | None = None
+) -> AnswerRelease:
+    """The release of a cohort's ratings of a model: noised at the server, or by `own` at each client."""
+    user = run.user
+    return AnswerRelease(
+        sizes.answers,
+        run.expected_cohort,
+        run.evaluation.noise_multiplier,
+        run.noise,
+        user.population_size,
+        user.probability,
+        own,
+        event,
+    )
 
-    Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of its noise multiplier, sampled as `event` says.
-    Noise and denominator are functions of public constants alone: not of who replied.
-    """
-    take_all(replies, None, answers)
-    if event is not None:
-        charge(event)
-    return answers.released(source)
+
+def ratings_in(
+    run: ClientSettings, sizes: Sizes, state: RoundState, *, own: OwnNoise | None = None
+) -> AnswerSum | None:
+    """The empty sum of the ratings in the round after `state`; None if its cohort rates nothing."""
+    if not run.evaluation.joins(state.round + 1):
+        return None
+    return AnswerSum(rating_release(run, sizes, own=own))
+
+
+def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> RoundSum:
+    """The sum of replies that the server does not noise: clients have, or nobody does."""
+    return add_all(replies, RoundSum(CohortSum(state.params.numel(), state.clip_norm, None), answers))
+
+
+def release_unnoised(summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    """The sum as it is; `source` noises no answer that clients have not noised."""
+    updates, answers = summed.updates, summed.answers
+    said = None if answers is None else answers.released(source)
+    return Released(updates.clipped.total, state.clip_norm, None, updates.replies, said)

@@ -15,7 +15,7 @@ from discreet.accounting.events import RDP, noise_in
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.client_noise import LocalPrivacy
-from discreet.mechanisms.mechanism import ClientRound, Unreachable
+from discreet.mechanisms.mechanism import SERVER, ClientRound, Unreachable
 from discreet.mechanisms.mechanism_table import mechanisms_of, own_noise
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import ClientPolicy, budgets_of, check_policy
@@ -36,6 +36,7 @@ class Admitted:
       charges: of a round; without the client's name.
       budgets: that hold them.
       step: makes the update in place of local training.
+      bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if they are clipped.
     """
 
     training: LocalSettings
@@ -46,6 +47,7 @@ class Admitted:
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
     step: Callable[..., Tensor] | None = None
+    bounded: Callable[[Tensor, float], tuple[Tensor, Tensor]] | None = None
 
 
 def admit_one(
@@ -119,7 +121,7 @@ def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Ad
         if number > run.rounds + (not request.work.trains):
             raise Refused(f"the train request is for round {number}, and the run has rounds={run.rounds}")
         mechanisms, trains = mechanisms_of(run), request.work.trains
-        each = {name: one.client_round(number, num_examples, trains=trains) for name, one in mechanisms.items()}
+        each = {name: one.at_client(number, num_examples, trains=trains) for name, one in mechanisms.items()}
         training = next((one.training for one in each.values() if one.training), None)
         training = training or settings_without_noise(run.training, run.task)
         _check(request, training, each, num_examples=num_examples, policy=policy)
@@ -128,12 +130,13 @@ def _asked(request: TrainRequest, num_examples: int, policy: ClientPolicy) -> Ad
     charges = [Charge(number, name, "", event, count) for name, one in each.items() for event, count in one.events]
     if request.work.query and (noise := own_noise(run)) is not None:
         # No example is both trained on and held out, so that an account of the two together is an upper bound.
-        name = next(name for name, one in mechanisms.items() if not one.at_server)
+        name = next(name for name, one in mechanisms.items() if SERVER not in one.charged_at)
         charges.append(Charge(number, name, "", noise.privacy.event))
     budgets = budgets_of(policy, run, *dict.fromkeys(charge.guarantee for charge in charges))
     local = next((one.local for one in each.values() if one.local), None)
     step = next((one.step for one in each.values() if one.step), None)
-    return Admitted(training, local, tuple(charges), budgets, step=step)
+    bounded = next((one.bounded for one in each.values() if one.bounded), None)
+    return Admitted(training, local, tuple(charges), budgets, step=step, bounded=bounded)
 
 
 def _noise_of(one: ClientRound) -> float:

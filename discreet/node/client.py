@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
 from discreet.mechanisms.masked_sums import step_norm
-from discreet.mechanisms.mechanism_table import masked_mechanism, own_noise, server_mechanism
+from discreet.mechanisms.mechanism_table import own_noise
 from discreet.mechanisms.sums import clipped
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
@@ -92,7 +92,7 @@ class Client:
           MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
-        if masked_mechanism(request.run) is not None:
+        if request.run.masked:
             raise Refused("the run is under secure aggregation, and this message asks for an update in the clear")
         values, admitted = self._values(request, params)
         spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
@@ -119,8 +119,7 @@ class Client:
         update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
-        mechanism = server_mechanism(request.run)
-        bounded = clipped if mechanism is None else mechanism.bounded
+        bounded = admitted.bounded or clipped
         updates, below = bounded(update.unsqueeze(0), request.clip_norm)
         return Values(updates[0], bool(below[0]), answer), admitted
 

@@ -47,9 +47,10 @@ class MaskedWork:
 
     def __post_init__(self) -> None:
         mechanism = masked_mechanism(self.request.run, self.sizes)
-        if mechanism is None:
+        vector = None if mechanism is None else mechanism.participation.vector
+        if mechanism is None or vector is None:
             raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
-        self.sums, self.guarantee = mechanism.vector, mechanism.guarantee
+        self.sums, self.guarantee = vector, mechanism.guarantee
 
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:

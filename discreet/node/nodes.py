@@ -15,21 +15,23 @@ from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Examples, TaskShape, normalised_examples
 from discreet.data.folder import FOLDER, node_table
+from discreet.data.images import FROM_HUB
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism_table import accounts_itself
 from discreet.models.models import model_for
 from discreet.node.account import Refused, accounts_of
 from discreet.node.client import Client
-from discreet.node.policy import ClientPolicy, check_turn, policy_from
+from discreet.node.policy import TASK, ClientPolicy, check_turn, policy_from
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.protocol.messages import TrainRequest
 from discreet.protocol.simulated import is_simulations
 from discreet.queries.query import OF_DATA
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.data import DataConfig
+from discreet.settings.data import DataConfig, NormaliserConfig
 from discreet.settings.rules import brief
 from discreet.settings.training import HF, ModelConfig
+from discreet.training.losses import check_task
 
 logger = logging.getLogger("discreet.client")
 
@@ -72,6 +74,7 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object], node_i
 
     Raises:
       Refused: the node has no data, or no ledger although one is needed, or its policy can't be read.
+      ConfigError: the run's loss or class weights do not fit the data.
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
     run = request.run
@@ -83,6 +86,7 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object], node_i
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
     shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
+    check_task(run.task, shape, run.data.name)
     model = model_of(_beside_data(run.model, folder), shape)
     return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)
 
@@ -98,11 +102,19 @@ def _split(request: TrainRequest, examples: Examples, client_id: int) -> tuple[E
     normalised if the run says by what, but for a question about the data as they are."""
     run = request.run
     if request.work.query not in OF_DATA:
-        examples = normalised_examples(examples, run.normaliser)
+        examples = _normalised(examples, run.normaliser)
     if not run.evaluation.private:
         return examples, None
     trained, held = split_rows(len(examples), client_id, share=run.evaluation.share)
     return examples.subset(trained), examples.subset(held)
+
+
+def _normalised(examples: Examples, by: NormaliserConfig) -> Examples:
+    try:
+        return normalised_examples(examples, by)
+    except ValueError as error:
+        logger.error("%s", error)
+        raise Refused("the run's normaliser does not fit the data of this node; its log says why") from error
 
 
 def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Examples:
@@ -124,7 +136,13 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
         raise Refused("this node has no data: start it with --node-config 'data=\"/folder\"'")
     if count != data.num_clients:
         raise Refused(f"this node is one of {count} clients, the run has data.num_clients={data.num_clients}")
-    return share_of(data, number)
+    if data.name in FROM_HUB and data.name != node_config.get(TASK):
+        raise Refused(f"this node fetches no data set that a server names: start it with --task {data.name}")
+    try:
+        return share_of(data, number)
+    except (ValueError, OSError) as error:
+        logger.error("%s", error)
+        raise Refused(f"this node can't have its share of {brief(data.name)}; its log says why") from error
 
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:

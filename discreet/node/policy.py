@@ -13,8 +13,8 @@ from pydantic import Field
 
 from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import releases_of
-from discreet.mechanisms.mechanism_table import guarantees_of, masked_mechanism, server_mechanism
+from discreet.mechanisms.mechanism import PURE, charged, releases_of
+from discreet.mechanisms.mechanism_table import guarantees_of, server_mechanism
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
@@ -85,8 +85,9 @@ class ClientPolicy:
 
 FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
 FILE = "policy"  # the key of a node that names a file with a policy
+TASK = "task"  # the key of a node that names the demonstration data of which it has a share
 # Other keys of a node, here because none of them is a misspelt one of a policy.
-OTHERS = {"data", "ledger", "name", "identity-key", "peers", "masking-state", "partition-id", "num-partitions"}
+OTHERS = {"data", "ledger", "name", "identity-key", "peers", "masking-state", "partition-id", "num-partitions", TASK}
 OF_PRIVACY = {"epsilon", "eps", "delta", "noise", "privacy", "policy", "secure"}  # words of what is meant for a policy
 ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
@@ -161,7 +162,7 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    user, masked = run.user, masked_mechanism(run) is not None
+    user, masked = run.user, run.masked
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
     _hold(user.groups >= policy.min_groups, f"{cyclic} has sampling.kind={user.sampling} and {user.groups}")
     plain = SECURE in policy.require and not masked
@@ -193,20 +194,20 @@ def least_noise(run: ClientSettings, noise: float) -> float:
     Raises:
       Refused: an event that has no such number.
     """
-    mechanism = server_mechanism(run)
+    noised = run.with_noise(USER, noise)
+    mechanism = server_mechanism(noised)
     assert mechanism is not None
-    joined, alone = run.evaluation.ratings(run.rounds)
+    if run.masked:
+        return min(noise, run.evaluation.noise_multiplier) if run.evaluation.private else noise
     try:
-        noises = [noise if mechanism.masked else noise_in(mechanism.event(noise))]
-        if joined:
-            noises.append(noise_in(mechanism.event(noise, rates=True)))
-        if alone:
-            noises.append(noise_in(mechanism.event(noise, trains=False, rates=True)))
-        if run.asks_of_data:
-            noises.append(noise_in(run.statistics.event))
+        # As rounds that are made again: by all that each gives away.
+        events = {charged(mechanism, number, again=True) for number in range(1, run.rounds + 1)}
+        events |= {event for event, _ in releases_of(mechanism, noised, 0)}
+        if run.evaluation.private and mechanism.answers is not None:
+            events.add(mechanism.answers.event)
+        return min(noise_in(event) for event in events if event is not None)
     except ValueError as error:
         raise Refused(f"the policy of this client can't be held to the run: {error}") from error
-    return min(noises)
 
 
 def _hold(holds: bool, said: str) -> None:
@@ -242,11 +243,12 @@ def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta:
     """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
     than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
-    mechanism = server_mechanism(run)
+    noised = run.with_noise(USER, noise_multiplier)
+    mechanism = server_mechanism(noised)
     assert mechanism is not None
 
     def epsilon(rounds: int) -> float:
-        return PrivacyLedger(releases_of(mechanism, noise_multiplier, rounds)).epsilon(delta, run.accountant)
+        return PrivacyLedger(releases_of(mechanism, noised, rounds)).epsilon(delta, run.accountant)
 
     budget = run.user.max_epsilon
     return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
@@ -260,11 +262,13 @@ def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> t
     distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
     `max_epsilon` names a budget at delta instead.
     """
-    held = [each for each in guarantees_of(run) if each.guarantee in guarantees]
-    budgets = [Budget(each.budget, run.delta, each.guarantee) for each in held if each.budget is not None]
-    for each in held:
-        if len(each.finite) > 1 and each.target is not None and each.terms.max_epsilon is None:
-            budgets.append(Budget(each.target, 0.0, each.guarantee))
+    largest = {name: run.largest_epsilon(name) for name in GUARANTEES if name in guarantees}
+    budgets = [Budget(epsilon, run.delta, name) for name, epsilon in largest.items() if epsilon is not None]
+    for each in guarantees_of(run):
+        name, target = each.guarantee, run.target_epsilon(each.guarantee)
+        pure = PURE in each.accountants and run.terms(name).max_epsilon is None
+        if name in guarantees and pure and target is not None:
+            budgets.append(Budget(target, 0.0, name))
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

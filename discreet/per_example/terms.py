@@ -302,3 +302,24 @@ class Tied:
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         self.lookup.add_to(parts, weights, factor)
         self.outer.add_to(parts, weights, factor)
+
+
+def product_terms(
+    weight: Slot | None, bias: Slot | None, inputs: Tensor, grads: Tensor, *, turned: bool = False
+) -> list[Term]:
+    """Terms for outputs = inputs @ weight.T + bias, or with `turned` inputs @ weight + bias.
+
+    Args:
+      inputs: (n, d) or (n, T, d).
+      grads: (n, p) or (n, T, p).
+    """
+    inputs = inputs.to(grads.dtype)
+    if grads.dim() == 2 and not turned:
+        return [Pair(weight, bias, inputs, grads)]
+    if grads.dim() == 2:
+        inputs, grads = inputs.unsqueeze(1), grads.unsqueeze(1)
+    terms: list[Term] = [] if bias is None else [Rows(bias, grads.sum(1))]
+    if weight is None:
+        return terms
+    left, right = (grads, inputs) if turned else (inputs, grads)
+    return [Outer(weight, left, right), *terms]

@@ -157,7 +157,7 @@ def _json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     return value if isinstance(value, dict) else None
 

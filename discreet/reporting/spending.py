@@ -11,8 +11,8 @@ from discreet.accounting.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spe
 from discreet.accounting.events import PLD, RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
-from discreet.mechanisms.mechanism import releases_of
-from discreet.mechanisms.mechanism_table import server_mechanism
+from discreet.mechanisms.mechanism import SERVER, releases_of
+from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
 from discreet.reporting.records import Pairs, RunRecord
 from discreet.settings.privacy import GUARANTEES
 
@@ -42,7 +42,8 @@ def spent_by_data_owner(record: RunRecord, guarantee: str) -> dict[str, Entries]
 
 def _releases(record: RunRecord, guarantee: str) -> list[Release]:
     mechanism = record.plan.mechanisms.get(guarantee)
-    path = record.path / ("ledger.db" if mechanism is None or mechanism.at_server else CLIENTS_LEDGER)
+    at_server = mechanism is None or SERVER in mechanism.charged_at
+    path = record.path / ("ledger.db" if at_server else CLIENTS_LEDGER)
     if not path.is_file():
         return []
     return [release for release in DurableLedger(path).releases() if release.guarantee == guarantee]
@@ -103,12 +104,13 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
     config, times = record.config, len({number for number, _ in record.ratings})
     privacy, ratings = config.privacy, f"{times} rating{'s' if times > 1 else ''}"
     account, how = ACCOUNTANTS[privacy.accountant], f"by {privacy.accountant} at delta {privacy.delta:g}"
-    unrated = server_mechanism(replace(record.plan.run, evaluation=replace(config.evaluation, kind="none")))
-    if unrated and (noise := unrated.given_noise) is not None:
-        name, without = unrated.guarantee, account(releases_of(unrated, noise, len(record.rounds)), privacy.delta)
+    run = replace(record.plan.run, evaluation=replace(config.evaluation, kind="none"))
+    unrated = server_mechanism(run)
+    if unrated and run.configured_noise_multiplier(unrated.guarantee) is not None:
+        name, without = unrated.guarantee, account(releases_of(unrated, run, len(record.rounds)), privacy.delta)
         yield f"{name}-level: epsilon {record.epsilon(name):.4g} with {ratings}, {without:.4g} without, {how}."
     for guarantee, mechanism in record.plan.mechanisms.items():
-        own = mechanism.answer_noise()
+        own = own_noise(record.plan.run) if SERVER not in mechanism.charged_at else None
         if own is not None and math.isfinite(record.epsilon(guarantee)):
             alone = account([(own.privacy.event, times)], privacy.delta)
             yield (

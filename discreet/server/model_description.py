@@ -60,7 +60,7 @@ def read_facts(run: Path) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads(path.read_text())
         if facts["description"] is not None:
             description_of(facts["description"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     return facts
 

@@ -59,13 +59,12 @@ class NoiseOutlook:
       early: the run is over before the noise has grown: it is warned of, and not refused.
       remedies: numbers of clients, and of parameters, with which the feedback would be at its limit.
       few: there are so few clients that examples should be protected instead.
-      fixed_norm: the setting of the clip norm if that is of an example's gradient, and never moves.
     """
 
     ratio: float
     feedback: float = 0.0
     limit: float = math.inf
-    fixed_norm: str | None = None
+    clip_setting: str | None = None
     early: bool = False
     remedies: tuple[str, ...] = ()
     few: bool = False
@@ -81,10 +80,10 @@ class NoiseOutlook:
         return self.loud and not self.early
 
     def __str__(self) -> str:
-        if self.fixed_norm is not None:
+        if self.clip_setting is not None:
             return (
                 f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as long as "
-                f"{self.fixed_norm}, which does not move: noise does not drive the model"
+                f"{self.clip_setting}, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if self.loud:
@@ -104,12 +103,13 @@ class NoiseOutlook:
 def noise_outlook(plan: Plan) -> NoiseOutlook:
     """Of the noise of a plan."""
     mechanism, optimizer = plan.mechanism, plan.optimizer
-    if mechanism is None:
+    if not plan.charges_server:
         return NoiseOutlook(0.0)
-    ratio = noise_ratio(mechanism.sum_noise, num_params=plan.num_params, expected_cohort=mechanism.averaged)
-    if mechanism.fixed_norm is not None or not isinstance(optimizer, ServerSGD):
+    noise = mechanism.expected_noise(plan.first_clip_norm)
+    ratio = noise_ratio(noise.multiplier, num_params=plan.num_params, expected_cohort=noise.denominator)
+    if noise.clip_setting is not None or not isinstance(optimizer, ServerSGD):
         # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
-        return NoiseOutlook(ratio, fixed_norm=mechanism.fixed_norm)
+        return NoiseOutlook(ratio, clip_setting=noise.clip_setting)
     training, work = plan.run.training, math.inf
     # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
     if training.optimizer == "sgd":

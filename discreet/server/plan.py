@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from discreet.accounting.calibration import noise_multiplier_for_epsilon
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
-from discreet.mechanisms.mechanism import Mechanism, ServerMechanism, Statement, releases_of
+from discreet.mechanisms.mechanism import SERVER, Mechanism, Statement, releases_of, stated
+from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.constant_guess import ConstantGuess
 from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
@@ -19,7 +21,11 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings, flat
 
 if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from discreet.protocol.messages import TrainRequest
     from discreet.queries.query import Query
+    from discreet.server.state import State
 
 ALWAYS = (
     *("privacy.delta", "privacy.noise", "privacy.user.enabled", "sampling.kind", "seed"),
@@ -70,21 +76,52 @@ class Plan:
 
     @property
     def sizes(self) -> Sizes:
-        """Of what is masked under secure aggregation."""
-        return Sizes(self.num_params, self.query.length if self.query else 1)
+        """Of what is released."""
+        if self.query is None:
+            return Sizes(self.num_params)
+        return Sizes(self.num_params, self.query.length, self.query.l1_norm)
 
     @cached_property
     def mechanisms(self) -> dict[str, Mechanism]:
-        return table.mechanisms_of(self.run)
+        return table.mechanisms_of(self.run, self.clip, self.sizes)
 
     @cached_property
-    def mechanism(self) -> ServerMechanism | None:
-        return table.server_mechanism(self.run, self.clip, self.sizes)
+    def mechanism(self) -> Mechanism:
+        """The one that the server's rounds go by."""
+        return table.round_mechanism(self.run, self.clip, self.sizes)
+
+    @property
+    def charges_server(self) -> bool:
+        """True if the server's ledger pays for rounds."""
+        return SERVER in self.mechanism.charged_at
+
+    @cached_property
+    def sampling(self) -> CohortSampling:
+        return CohortSampling.of(self.run)
+
+    @property
+    def denominator(self) -> float:
+        """The public number that sums are divided by, whoever has replied."""
+        return self.run.expected_cohort
+
+    def request(self, state: State) -> TrainRequest:
+        """The request of the round after `state`."""
+        from discreet.protocol.messages import TRAIN, TrainRequest  # with PyTorch, which reading a run does without
+        from discreet.queries.query import TRAIN_AND_RATE
+
+        number = state.round + 1
+        work = TRAIN_AND_RATE if self.run.evaluation.joins(number) else TRAIN
+        return TrainRequest(number, state.clip_norm, self.run, work=work)
+
+    @cached_property
+    def every_mechanism(self) -> tuple[Mechanism, ...]:
+        """Those of all three guarantees, that are off included."""
+        return table.guarantees_of(self.run, self.clip, self.sizes)
 
     @cached_property
     def guarantees(self) -> tuple[Statement, ...]:
         """All three guarantees, those that are off included."""
-        return tuple(each.stated(account=self.account is not None) for each in table.guarantees_of(self.run))
+        return tuple(stated(each, self.run, account=self.account is not None) for each in self.every_mechanism)
 
     @property
     def accounts_itself(self) -> bool:
@@ -103,14 +140,13 @@ class Plan:
 
     def noised(self, guarantee: str) -> bool:
         """True if a guarantee is on, with noise."""
-        mechanism = self.mechanisms.get(guarantee)
-        return mechanism is not None and mechanism.given_noise != 0
+        return self.run.gives(guarantee) and self.run.configured_noise_multiplier(guarantee) != 0
 
     @property
     def deciding(self) -> dict[str, object]:
         """What decides the cost of a release, flat: a run that is resumed must have the same."""
         run, decided, mechanisms = self.run, flat(asdict(self.settings)), self.mechanisms.values()
-        names = [*ALWAYS, *(name for each in mechanisms for name in each.deciding)]
+        names = [*ALWAYS]
         names += ("privacy.user.mechanism",) if run.user.mechanism is not None else ()
         names += OF_RATINGS if run.evaluation.private else ()
         names += OF_DATA if run.data.normalise == "private" else ()
@@ -120,7 +156,7 @@ class Plan:
         facts["sampling.probability"] = run.user.probability
         facts["sampling.population_size"] = run.user.population_size
         for each in mechanisms:
-            facts |= each.decided
+            facts |= each.price_settings
         return facts
 
 
@@ -133,23 +169,44 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     """The settings with the smallest noise multiplier whose epsilon after the planned rounds is at most the target of
     the server's mechanism. The target becomes the budget unless `max_epsilon` is given. `sizes`: of what is masked
     under secure aggregation. ConfigError: no noise reaches the target."""
-    mechanism = table.server_mechanism(client_settings(settings), sizes=sizes)
+    run = client_settings(settings)
+    mechanism = table.server_mechanism(run, sizes=sizes)
     if mechanism is None:
         return settings
-    section = getattr(settings.privacy, mechanism.guarantee)
+    guarantee = mechanism.guarantee
+    section = getattr(settings.privacy, guarantee)
     target = section.target_epsilon
     if target is None:
         return settings
     try:
         noise_multiplier = noise_multiplier_for_epsilon(
             target,
-            releases=lambda noise: releases_of(mechanism, noise, settings.rounds),
+            releases=lambda noise: planned_releases(run, guarantee, noise, sizes),
             delta=settings.privacy.delta,
             accountant=settings.privacy.accountant,
         )
     except ValueError as error:
-        name = f"privacy.{mechanism.guarantee}.target_epsilon"
+        name = f"privacy.{guarantee}.target_epsilon"
         raise ConfigError(f"{name}={target:g} can't be reached: {error}") from error
     budget = target if section.max_epsilon is None else section.max_epsilon
     resolved = replace(section, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
-    return replace(settings, privacy=replace(settings.privacy, **{mechanism.guarantee: resolved}))
+    return replace(settings, privacy=replace(settings.privacy, **{guarantee: resolved}))
+
+
+def check_cost(plan: Plan) -> None:
+    """Raises ConfigError if a mechanism from outside says that all planned rounds together cost nothing."""
+    if plan.run.user.mechanism is None or not plan.run.gives(USER):
+        return
+    spent = PrivacyLedger(releases_of(plan.mechanism, plan.run, plan.run.rounds))
+    if spent.epsilon(plan.run.delta, plan.run.accountant) == 0:
+        raise ConfigError(f"privacy.user.mechanism={plan.run.user.mechanism} says that its rounds cost nothing")
+
+
+def planned_releases(
+    run: ClientSettings, guarantee: str, noise_multiplier: float, sizes: Sizes = PLANNED
+) -> tuple[tuple[DpEvent, int], ...]:
+    """The events that all planned rounds would cost with a noise multiplier."""
+    noised = run.with_noise(guarantee, noise_multiplier)
+    mechanism = table.server_mechanism(noised, sizes=sizes)
+    assert mechanism is not None
+    return releases_of(mechanism, noised, run.rounds)

@@ -14,10 +14,11 @@ from discreet.accounting.calibration import MAX_ROUNDS, noise_multiplier_for_eps
 from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, Turns, best_bandwidth
 from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.settings.privacy import SecureConfig
+from discreet.settings.privacy import USER, SecureConfig
 from discreet.settings.rules import ConfigError, Count, OpenShare, Positive, section
 
 if TYPE_CHECKING:
+    from discreet.mechanisms.mechanism import Mechanism
     from discreet.privacy.secure_grid import SecureSum
 
 PURE = "pure"  # epsilon at delta 0, which adds up
@@ -139,9 +140,20 @@ def own_price(mechanism: str, population: int, cohort: int) -> Price:
     from discreet.settings.training import FLOWER_APP, ModelConfig
 
     user = UserTerms(True, 1.0, probability=cohort / population, population_size=population, mechanism=mechanism)
-    found = server_mechanism(ClientSettings(1, 0.5 / population, PLD, "grid", model=ModelConfig(FLOWER_APP), user=user))
-    assert found is not None
-    return Price(mechanism, found.statement().adjacency, RDP if found.only_rdp else PLD, found.event)
+    run = ClientSettings(1, 0.5 / population, PLD, "grid", model=ModelConfig(FLOWER_APP), user=user)
+
+    def found(noise: float) -> Mechanism:
+        made = server_mechanism(run.with_noise(USER, noise))
+        assert made is not None
+        return made
+
+    def event(noise: float) -> DpEvent:
+        cost = found(noise).event(1)
+        assert cost is not None
+        return cost
+
+    one = found(1.0)
+    return Price(mechanism, one.statement().adjacency, RDP if one.accountants == (RDP,) else PLD, event)
 
 
 def turn_prices(groups: int, *, adjacency: str) -> list[Price]:

@@ -1,128 +1,151 @@
-"""One round of DP-FedAvg with an adaptive clip norm: the algorithm, pure.
+"""One round, on one page: who is asked, what is added up, what it costs, what is released, and the step.
 
 Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
-from discreet.mechanisms.mechanism import Kept, PlainSum, Released, Round, ServerRelease, expected_cohort
-from discreet.mechanisms.sums import AnswerRelease, AnswerSum, Replies
+from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
+from discreet.mechanisms.round_state import Released, RoundState
+from discreet.mechanisms.sums import AnswerMechanism, Replies, Reply, UnopenedSum
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.sampling import fixed_size_cohort, in_turn, poisson_cohort
-from discreet.server import server_optimizer
+from discreet.protocol.messages import TrainRequest
+from discreet.queries.query import Sums
 from discreet.server.noise_outlook import noise_ratio
 from discreet.server.plan import Plan
-from discreet.server.server_optimizer import ServerOptimizer
+from discreet.server.server_optimizer import Change
 from discreet.server.state import State
+from discreet.settings.privacy import USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from torch import Tensor
 
 
-@dataclass(frozen=True)
-class CohortSampling:
-    """The sampling of a cohort.
+class Clients(Protocol):
+    """The clients of a run, as a round asks them."""
 
-    kind: `poisson`: each member with `probability`, independently; `fixed`: that share of `population_size` places
-    without replacement, of which only the connected ones can be asked; `everyone`; `cyclic`: one of `groups` groups,
-    one after the other. `population_size` is a public constant.
-    """
+    def available_clients(self) -> Sequence[int]:
+        """The clients that can be asked now."""
 
-    kind: str
-    probability: float
-    population_size: int
-    groups: int = 1
-
-    def draw(self, members: Sequence[int], source: RandomSource, *, number: int = 1) -> list[int]:
-        """The cohort of round `number`, from 1 on, of the connected members; may be empty.
-
-        Raises:
-          ValueError: more members than `population_size`: what is accounted would not be what runs.
-        """
-        if len(members) > self.population_size:
-            raise ValueError(
-                f"sampling.population_size={self.population_size}, but {len(members)} clients are connected: delta, "
-                "the denominator and the account are those of the declared population"
-            )
-        if self.kind in ("everyone", "cyclic"):
-            return [member for member in members if in_turn(member, number, groups=self.groups)]
-        if self.kind == "poisson":
-            return poisson_cohort(members, self.probability, source)
-        # Absent clients are drawn too and then missed: each one's chance stays cohort_size / population_size.
-        places = range(self.population_size)
-        chosen = fixed_size_cohort(places, round(self.probability * self.population_size), source)
-        return [members[place] for place in chosen if place < len(members)]
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Reply]:
+        """The usable replies of a cohort, as they come."""
 
 
-@dataclass(frozen=True)
-class RoundSettings:
-    """A round's public constants. `release`: the server's part of the mechanism that protects it. `answers`: how the
-    answers to a query are released; None in rounds that ask for none. `kept`: by the mechanism, from round to round.
-    `charged`: the last round that a ledger was charged for when this process began."""
+class RoundLedger(Protocol):
+    """The ledger that rounds charge."""
 
-    expected_cohort: float
-    optimizer: ServerOptimizer
-    release: ServerRelease
-    answers: AnswerRelease | None = None
-    kept: Kept = field(default_factory=Kept)
-    charged: int = 0
+    def sealed(self, replies: Iterable[Reply]) -> Iterator[Reply]:
+        """The replies; a sum that nobody has read can be opened only after a charge from now on."""
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
-            raise ValueError(f"expected_cohort must be finite and above 0 (got {self.expected_cohort})")
+    def charge(self, mechanism: Mechanism, number: int) -> None:
+        """Charges round `number`; it is on disk when this returns."""
 
-    def event_of(self, number: int) -> DpEvent | None:
-        """The event of round `number`."""
-        return self.release.event_of(number, rates=self.answers is not None, again=number <= self.charged)
-
-    def of_round(self, state: State, source: RandomSource, charge: Callable[[DpEvent], None]) -> Round:
-        """The facts that the release of the round after `state` needs."""
-        facts = state.round, state.params.numel(), state.clip_norm, self.expected_cohort
-        answers = AnswerSum(self.answers) if self.answers else None
-        return Round(*facts, source, charge, answers, self.kept, again=state.round < self.charged)
+    def charge_answers(self, event: DpEvent | None, number: int) -> None:
+        """Charges the answers that a cohort gives after round `number`; None if clients alone pay."""
 
 
-def cohort_sampling(plan: Plan) -> CohortSampling:
-    """The sampling of a run's cohorts."""
-    user = plan.run.user
-    return CohortSampling(user.sampling, user.probability, user.population_size, user.groups)
-
-
-def round_settings(plan: Plan, *, answers: AnswerRelease | None = None) -> RoundSettings:
-    """A round's public constants. `answers`: how answers are released, for rounds in which clients also rate."""
-    return RoundSettings(expected_cohort(plan.run), plan.optimizer, plan.mechanism or PlainSum(), answers)
-
-
-def dp_fedavg_round(
-    state: State,
-    replies: Replies,
-    settings: RoundSettings,
-    *,
-    source: RandomSource,
-    charge: Callable[[DpEvent], None],
+def one_round(
+    state: State, plan: Plan, clients: Clients, ledger: RoundLedger, source: RandomSource
 ) -> tuple[State, Released]:
-    """Releases what one cohort has sent, and applies it. Returns the state after, and what was released.
+    """The state after one round, and what it has released.
 
-    Args:
-      replies: consumed as they come, each update clipped here unless it is a part of this very sum. May be empty: then
-        the round releases noise alone. Under secure aggregation the one sum that nobody has read.
-      source: of the noise.
-      charge: called with the round's event before noise is added to anything: it writes the ledger to disk.
+    The cohort may be empty: then the round releases noise alone. A mechanism is given the source of its noise only
+    after its round was charged.
 
     Raises:
-      RoundAbandoned: too few clients are left to open a sum. It is charged all the same.
+      RoundAbandoned: too few clients are left to open a sum. If it came that far, it is charged all the same.
+      Uncharged: the mechanism has no cost for the round, or opens a sum before it is charged.
     """
-    release, cohort, energy = settings.release, settings.expected_cohort, 0.0
-    released = release.release(replies, settings.of_round(state, source, charge))
-    # The server's optimizer sees no more than the noised mean.
-    change = (released.total / cohort).to(state.params.dtype)
-    if release.sum_noise and getattr(settings.optimizer, "shrink_with_noise", False):
-        ratio = noise_ratio(release.sum_noise, num_params=state.params.numel(), expected_cohort=cohort)
-        energy = (release.norm(state.clip_norm) * ratio) ** 2  # the expected squared norm of the noise in the mean
-    after = server_optimizer.apply(settings.optimizer, state, change, noise_energy=energy)
-    return replace(after, clip_norm=released.clip_norm), released
+    number = state.round + 1
+    cohort = plan.sampling.draw(clients.available_clients(), source.child("cohort"), number=number)
+    replies = ledger.sealed(clients.ask(plan.request(state), state.params, cohort))
+    summed = plan.mechanism.add_up(replies, state)  # clipped again; nothing noised, nothing opened
+    ledger.charge(plan.mechanism, number)  # on disk, before any noise and before a masked sum is opened
+    released = plan.mechanism.release(summed, state, source.child("noise"))
+    return stepped(state, plan, released), released
+
+
+def stepped(state: State, plan: Plan, released: Released) -> State:
+    """The state after a step on what a round has released: post-processing."""
+    mean = (released.total / plan.denominator).to(state.params.dtype)
+    after = plan.optimizer.step(state, Change(mean, noise_energy(state, plan)))
+    return replace(after, clip_norm=released.clip_norm)
+
+
+def noise_energy(state: State, plan: Plan) -> float:
+    """The expected squared norm of the noise in the mean update of the next round."""
+    noise = plan.mechanism.expected_noise(state.clip_norm)
+    if noise.multiplier == 0:
+        return 0.0
+    ratio = noise_ratio(noise.multiplier, num_params=state.params.numel(), expected_cohort=plan.denominator)
+    return (noise.norm * ratio) ** 2
+
+
+def one_query(
+    state: RoundState, answers: AnswerMechanism, replies: Replies, ledger: RoundLedger, source: RandomSource
+) -> Sums:
+    """The noised sum of the answers of a cohort that is asked for nothing else, after the round of `state`.
+
+    Raises:
+      RoundAbandoned: as `one_round`.
+    """
+    summed = answers.add_up(ledger.sealed(replies), state)
+    ledger.charge_answers(answers.event, state.round)
+    return answers.release(summed, state, source)
+
+
+@dataclass
+class RunLedger:
+    """The ledger of a run, as its rounds charge it.
+
+    Attributes:
+      ledger: on disk.
+      before: the last round that it was charged for when this process began.
+      charges: how many were made in this process.
+    """
+
+    ledger: DurableLedger
+    before: int = 0
+    charges: int = 0
+
+    @classmethod
+    def of(cls, ledger: DurableLedger) -> RunLedger:
+        """That of a ledger on disk."""
+        return cls(ledger, max((row.round for row in ledger.releases() if row.guarantee == USER), default=0))
+
+    def event(self, mechanism: Mechanism, number: int) -> DpEvent | None:
+        """See `discreet.mechanisms.mechanism.charged`."""
+        return charged(mechanism, number, again=number <= self.before)
+
+    def sealed(self, replies: Iterable[Reply]) -> Iterator[Reply]:
+        """See `RoundLedger`."""
+        made = self.charges
+        for reply in replies:
+            yield replace(reply, open=partial(self._open, reply, made)) if isinstance(reply, UnopenedSum) else reply
+
+    def _open(self, summed: UnopenedSum, made: int) -> Tensor:
+        if self.charges == made:
+            raise Uncharged("a masked sum is opened that was not charged")
+        return summed.open()
+
+    def charge(self, mechanism: Mechanism, number: int) -> None:
+        """See `RoundLedger`."""
+        event = self.event(mechanism, number)
+        if event is not None:
+            self._write(Charge(number, mechanism.guarantee, "", event))
+
+    def charge_answers(self, event: DpEvent | None, number: int) -> None:
+        """See `RoundLedger`: at user level, which pays for answers."""
+        if event is not None:
+            self._write(Charge(number, USER, "", event))
+
+    def _write(self, charge: Charge) -> None:
+        self.ledger.charge([charge])
+        self.charges += 1

@@ -14,10 +14,9 @@ from typing import Any
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from torch import Tensor
 
-from discreet.accounting.events import ACCOUNTANTS, event_to_json
+from discreet.accounting.events import ACCOUNTANTS, RDP, event_to_json
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.mechanism import Mechanism, Statement
-from discreet.mechanisms.mechanism_table import guarantees_of
+from discreet.mechanisms.mechanism import PURE, REPORTED, SERVER, Mechanism, Statement
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.server.noise_outlook import noise_outlook
@@ -40,7 +39,6 @@ from discreet.settings.privacy import LOCAL
 
 logger = logging.getLogger("discreet")
 
-PURE = "pure"
 ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and once more
 
 
@@ -88,6 +86,7 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
         folder.write_config(begun.asked or begun.settings, name=ASKED)
     _announce(plan, folder)
     state = state or initial_state(params, clip_norm=plan.first_clip_norm)
+    state = replace(state, carried=RunSecrets(folder.path))
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed))
 
 
@@ -96,15 +95,17 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
         logger.warning(
             "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", plan.settings.seed
         )
-    for name, mechanism in plan.mechanisms.items():
-        kind, noise = f" ({mechanism.terms.kind})" if name == LOCAL else "", mechanism.given_noise
-        drawn = f"noise for epsilon {mechanism.target:g}" if noise is None else f"noise multiplier {noise:.4g}"
-        accountant = "" if mechanism.reported else f"accountant {plan.run.accountant}, "
-        budget = "none" if mechanism.budget is None else f"{mechanism.budget:g}"
+    run = plan.run
+    for name in plan.mechanisms:
+        kind = f" ({run.local.kind})" if name == LOCAL else ""
+        noise, most = run.configured_noise_multiplier(name), run.largest_epsilon(name)
+        drawn = f"noise for epsilon {run.target_epsilon(name):g}" if noise is None else f"noise multiplier {noise:.4g}"
+        accountant = "" if REPORTED[name] else f"accountant {run.accountant}, "
+        budget = "none" if most is None else f"{most:g}"
         logger.info(
             "%s%s-level: %s, delta %g, %sbudget epsilon %s", name, kind, drawn, plan.run.delta, accountant, budget
         )
-    loud = plan.mechanism is not None and noise_outlook(plan).loud
+    loud = plan.charges_server and noise_outlook(plan).loud
     for line in price_lines(plan):
         logger.log(logging.WARNING if loud and line.startswith(str(noise_outlook(plan))) else logging.INFO, "%s", line)
     off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
@@ -157,9 +158,9 @@ def epsilon_lines(privacy: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _whose(mechanism: Mechanism, checkpoint: State) -> str:
-    if not mechanism.reported:
+    if not REPORTED[mechanism.guarantee]:
         return "of the server's ledger"
-    if mechanism.at_server:
+    if SERVER in mechanism.charged_at:
         return "of the run, by the server's ledger; each client's own has what it took part in"
     count = len(checkpoint.unaccounted)
     without = f"; {count} of them reported an infinite one and are not in it" if count else ""
@@ -181,7 +182,7 @@ def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[s
         "account": None if ledger.account is None else ledger.account.facts(),
         "guarantees": [
             _facts(mechanism, statement, plan, ledger, outcome.checkpoint)
-            for mechanism, statement in zip(guarantees_of(plan.run), plan.guarantees, strict=True)
+            for mechanism, statement in zip(plan.every_mechanism, plan.guarantees, strict=True)
         ],
     }
 
@@ -199,24 +200,25 @@ def _facts(
             {"event": json.loads(event_to_json(event)), "count": count}
             for event, count in ledger.spent(guarantee.name).entries
         ]
-        if mechanism.at_server
+        if SERVER in mechanism.charged_at
         else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
     }
     if on:
         facts["floating_point"] = _floating_point(mechanism, plan, ledger, checkpoint)
-    if on and mechanism.reported:
+    if on and REPORTED[mechanism.guarantee]:
         facts["clients_without_epsilon"] = len(checkpoint.unaccounted)
     return facts
 
 
 def _epsilons(mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoint: State) -> dict[str, float]:
     chosen = plan.run.accountant
-    if mechanism.reported:
-        return dict(zip((chosen, PURE), map(checkpoint.largest_reported, mechanism.reported), strict=False))
+    if reported := REPORTED[mechanism.guarantee]:
+        return dict(zip((chosen, PURE), map(checkpoint.largest_reported, reported), strict=False))
     spent = ledger.spent(mechanism.guarantee)
     # The chosen one first; a choice among trials has no PLD.
-    only = mechanism.only_rdp or any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
+    chosen_among = any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
+    only = chosen_among or mechanism.accountants == (RDP,)
     others = [] if only else [other for other in ACCOUNTANTS if other != chosen]
     return {accountant: spent.epsilon(plan.run.delta, accountant) for accountant in [chosen, *others]}
 
@@ -224,7 +226,7 @@ def _epsilons(mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoin
 def _floating_point(
     mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoint: State
 ) -> dict[str, str | float]:
-    if mechanism.masked:
+    if SERVER in mechanism.charged_at and plan.run.masked:
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     rated = sum(plan.run.evaluation.ratings(checkpoint.round))
     # Of the largest release: an update with its count, or the means and deviations that clients were asked for.
@@ -232,12 +234,13 @@ def _floating_point(
     if rated:  # a model with k outputs has at least k parameters
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
-    each = mechanism.grid_slack(values, LARGEST_SCALE)
-    if each is None:
+    slack_of = mechanism.expected_noise(math.inf).slack
+    if slack_of is None:
         noise = "secure_sum" if plan.run.noise == "secure_sum" else "float"
         return {"noise": noise, "delta_slack": "not bounded"}
-    releases = ledger.spent(mechanism.guarantee).num_releases if mechanism.at_server else checkpoint.round + rated
-    slack = releases * each
+    at_server = SERVER in mechanism.charged_at
+    releases = ledger.spent(mechanism.guarantee).num_releases if at_server else checkpoint.round + rated
+    slack = releases * slack_of(values, LARGEST_SCALE)
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
     # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)

@@ -40,7 +40,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, LedgerPosition
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
-from discreet.mechanisms.mechanism import Kept
+from discreet.mechanisms.round_state import CarriedState
 from discreet.queries.scores import score_columns
 from discreet.server.plan import Plan
 from discreet.server.state import State
@@ -57,6 +57,7 @@ CONFIG, ASKED, STATUS, ACCOUNT, BEST = "config.yaml", "asked.yaml", "status.json
 GONE = (("", "tracking"), ("", "tracking_uri"), ("operations", "metrics_port"), ("operations", "metrics_host"))
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 SECRETS = "secrets.safetensors"
+KEPT, BEFORE_KEPT = "secrets", {"round", "total", "keys", "replies"}  # its mark; what it held before it had one
 LOCK_SECONDS = 30.0
 FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")  # what a spreadsheet computes, and no number
 METRICS = (  # after round, loss and the scores of the task
@@ -141,19 +142,22 @@ class RunFolder:
         if not path.exists():
             raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
         try:
-            settings = OmegaConf.create(path.read_text())
+            settings = OmegaConf.create(path.read_text(encoding="utf-8"))
             if not isinstance(settings, DictConfig):
                 raise ConfigError("it holds no settings")
             for group, name in GONE:
                 (settings.get(group, {}) if group else settings).pop(name, None)
             return parse_config(settings)
-        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, ConfigError) as error:
+        except OSError as error:
+            raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, RecursionError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
     def save_checkpoint(self, state: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
         path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
-        numbers = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        names = [field.name for field in dataclasses.fields(state) if field.name != "carried"]
+        numbers = {name: getattr(state, name) for name in names}
         tensors = {name: numbers.pop(name) for name in ("params", "velocity", "second_moment")}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
         positions = {each.name: DurableLedger(each).position() for each in ledgers}
@@ -198,8 +202,8 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class RunSecrets(Kept):
-    """`Kept` in a run folder, for the server's user alone: with it the noise of releases
+class RunSecrets(CarriedState):
+    """`CarriedState` in a run folder, for the server's user alone: with it the noise of releases
     can be taken off. It is removed when the run is over."""
 
     folder: Path
@@ -209,12 +213,17 @@ class RunSecrets(Kept):
         return self.folder / SECRETS
 
     def load(self) -> Mapping[str, Tensor]:
-        """What was saved last; empty before. Raises LedgerError: the file is damaged."""
-        return read_tensors(self.path)[0] if self.path.exists() else {}
+        """What was saved last; empty before. Raises LedgerError: the file is damaged, or is another one."""
+        if not self.path.exists():
+            return {}
+        tensors, facts = read_tensors(self.path)
+        if KEPT in facts or (not facts and tensors.keys() == BEFORE_KEPT):
+            return tensors
+        raise LedgerError(f"{self.path} holds no secrets of a run: put back the file that the run has written")
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
         """Replaces the file as a whole, on disk when this returns, with mode 0600 from its first byte."""
-        write_tensors(self.path, tensors, {}, mode=0o600)
+        write_tensors(self.path, tensors, {KEPT: ""}, mode=0o600)
 
     def erase(self) -> None:
         """Removes the file, if there is one."""
@@ -242,7 +251,7 @@ def _read_checkpoint(path: Path) -> tuple[State, dict[str, LedgerPosition]]:
         saved = json.loads(metadata["ledgers"]).items()
         state = State(**tensors, **json.loads(metadata["state"]))
         return state, {name: LedgerPosition(*position) for name, position in saved}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
@@ -315,7 +324,7 @@ def read_status(folder: RunFolder) -> RunStatus | None:
     """The last status; None if the run has written none yet, or the file is not one."""
     try:
         return RunStatus(**json.loads((folder.path / STATUS).read_text()))
-    except (FileNotFoundError, TypeError, ValueError):
+    except (FileNotFoundError, TypeError, ValueError, RecursionError):
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from discreet.accounting.accounting import epsilon_spent
-from discreet.mechanisms.mechanism import releases_of
+from discreet.mechanisms.mechanism import SERVER, releases_of
 from discreet.server.noise_outlook import noise_outlook
 from discreet.server.plan import Plan
 
@@ -16,11 +16,12 @@ def price_lines(plan: Plan) -> Iterator[str]:
     """A line for each guarantee that is on, one on noise, and one on traffic."""
     run = plan.run
     for name, mechanism in plan.mechanisms.items():
-        if plan.mechanism is None or name != plan.mechanism.guarantee:
-            target = "" if mechanism.target is None else f" {mechanism.target:g} after all {run.rounds} rounds,"
+        if SERVER not in mechanism.charged_at:
+            epsilon = run.target_epsilon(name)
+            target = "" if epsilon is None else f" {epsilon:g} after all {run.rounds} rounds,"
             yield f"{name}-level: epsilon{target} of each client, in its own account (delta {run.delta:g})"
     yield from _epsilons(plan)
-    if plan.mechanism is not None:
+    if plan.charges_server:
         outlook = noise_outlook(plan)
         yield f"{outlook}: {'it will not learn' if outlook.loud else 'it can learn'}, by the rule of noise"
     yield f"a node receives and sends {_size(BYTES * plan.num_params)} a round ({plan.num_params} parameters)"
@@ -28,11 +29,11 @@ def price_lines(plan: Plan) -> Iterator[str]:
 
 def _epsilons(plan: Plan) -> Iterator[str]:
     mechanism, run = plan.mechanism, plan.run
-    noise = None if mechanism is None else mechanism.given_noise
-    if mechanism is None or noise is None:
+    noise = run.configured_noise_multiplier(mechanism.guarantee) if plan.charges_server else None
+    if noise is None:
         return
     one, total = (
-        epsilon_spent(releases_of(mechanism, noise, rounds), delta=run.delta, accountant=run.accountant)
+        epsilon_spent(releases_of(mechanism, run, rounds), delta=run.delta, accountant=run.accountant)
         for rounds in (1, run.rounds)
     )
     yield (

@@ -8,7 +8,7 @@ The formulas are those of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from discreet.settings.rules import ConfigError, LearningRate, Momentum, Positive, section
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.server.state import State
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """The change of the parameters that a round has released.
+
+    Attributes:
+      mean: the noised mean update, (num_params,): the opposite of a gradient.
+      noise_energy: the expected squared norm of the noise in it.
+    """
+
+    mean: Tensor
+    noise_energy: float = 0.0
 
 
 @section("server_optimizer.")
@@ -31,6 +44,25 @@ class ServerSGD:
     learning_rate: LearningRate = 1.0
     momentum: Momentum = 0.0
     shrink_with_noise: bool = False
+
+    def step(self, state: State, change: Change) -> State:
+        """The state after one step.
+
+        >>> import torch
+        >>> from discreet.server.state import initial_state
+        >>> state = initial_state(torch.zeros(2), clip_norm=1.0)
+        >>> state = ServerSGD(0.5, momentum=0.9).step(state, Change(torch.tensor([1.0, -2.0])))
+        >>> state.params.tolist(), state.round
+        ([0.5, -1.0], 1)
+        """
+        velocity = self.momentum * state.velocity + change.mean
+        energy = 0.0
+        share = 1.0
+        if self.shrink_with_noise:
+            energy = self.momentum**2 * state.noise_energy + change.noise_energy
+            share = signal_share(velocity, noise_energy=energy)
+        params = state.params + self.learning_rate * share * velocity
+        return replace(state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy)
 
 
 @section("server_optimizer.")
@@ -46,6 +78,15 @@ class ServerAdam:
     beta_2: Momentum = 0.99
     tau: Positive = 1e-3
 
+    def step(self, state: State, change: Change) -> State:
+        """The state after one step."""
+        square = change.mean**2
+        second = self.beta_2 * second_moment(state, change) + (1 - self.beta_2) * square
+        # Corrected as in Kingma and Ba 2015, the line before Section 2.1; FedAdam counts its first round as the second.
+        number = state.round + 2
+        rate = self.eta * math.sqrt(1 - self.beta_2**number) / (1 - self.beta_1**number)
+        return adaptive_step(self, state, change, second=second, rate=rate)
+
 
 @section("server_optimizer.")
 class ServerYogi:
@@ -56,6 +97,26 @@ class ServerYogi:
     beta_1: Momentum = 0.9
     beta_2: Momentum = 0.99
     tau: Positive = 1e-3
+
+    def step(self, state: State, change: Change) -> State:
+        """The state after one step."""
+        before, square = second_moment(state, change), change.mean**2
+        second = before - (1 - self.beta_2) * square * (before - square).sign()
+        return adaptive_step(self, state, change, second=second, rate=self.eta)
+
+
+def second_moment(state: State, change: Change) -> Tensor:
+    """The second moment before a step; 0 before the first one."""
+    return state.second_moment if state.round else change.mean.new_zeros(change.mean.shape)
+
+
+def adaptive_step(
+    optimizer: ServerAdam | ServerYogi, state: State, change: Change, *, second: Tensor, rate: float
+) -> State:
+    """The step of Adam and Yogi, whose coordinates are divided by the roots of their second moments."""
+    velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change.mean
+    params = state.params + rate * velocity / (second.sqrt() + optimizer.tau)
+    return replace(state, round=state.round + 1, params=params, velocity=velocity, second_moment=second)
 
 
 ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
@@ -77,37 +138,6 @@ def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
         return 1.0
     energy = float(velocity.double().square().sum())
     return math.sqrt(max(0.0, 1 - noise_energy / energy)) if energy > 0 else 0.0
-
-
-def apply(optimizer: ServerOptimizer, state: State, change: Tensor, *, noise_energy: float = 0.0) -> State:
-    """The state after one step on `change`, (num_params,), a round's noised mean update: the opposite of a gradient.
-    `noise_energy`: the expected squared norm of the noise in it.
-
-    >>> import torch
-    >>> from discreet.server.state import initial_state
-    >>> state = initial_state(torch.zeros(2), clip_norm=1.0)
-    >>> state = apply(ServerSGD(0.5, momentum=0.9), state, torch.tensor([1.0, -2.0]))
-    >>> state.params.tolist(), state.round
-    ([0.5, -1.0], 1)
-    """
-    if isinstance(optimizer, ServerSGD):
-        velocity = optimizer.momentum * state.velocity + change
-        energy = optimizer.momentum**2 * state.noise_energy + noise_energy
-        share = signal_share(velocity, noise_energy=energy) if optimizer.shrink_with_noise else 1.0
-        params = state.params + optimizer.learning_rate * share * velocity
-        return replace(state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy)
-    second = state.second_moment if state.round else change.new_zeros(change.shape)
-    if isinstance(optimizer, ServerAdam):
-        moved = optimizer.beta_2 * second + (1 - optimizer.beta_2) * change**2
-        # Corrected as in Kingma and Ba 2015, the line before Section 2.1; FedAdam counts its first round as the second.
-        number = state.round + 2
-        rate = optimizer.eta * math.sqrt(1 - optimizer.beta_2**number) / (1 - optimizer.beta_1**number)
-    else:
-        sign = (second - change**2).sign()
-        moved, rate = second - (1 - optimizer.beta_2) * change**2 * sign, optimizer.eta
-    velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change
-    params = state.params + rate * velocity / (moved.sqrt() + optimizer.tau)
-    return replace(state, round=state.round + 1, params=params, velocity=velocity, second_moment=moved)
 
 
 def server_optimizer(config: ServerConfig) -> ServerOptimizer:

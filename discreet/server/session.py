@@ -23,9 +23,6 @@ from discreet.data.folder import FOLDER
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.targets import CLASSES, FolderError
 from discreet.data.text import pretrained_folder
-from discreet.evaluation.predictions import named_parameters_of, write_predictions
-from discreet.evaluation.private_answers import found_normaliser, with_constants
-from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.mechanisms.sums import Replies
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.model_check import check_fits
@@ -35,11 +32,13 @@ from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.constant_guess import constant_guess
+from discreet.server.data_questions import found_normaliser, with_constants
 from discreet.server.model_description import FILE as MODEL_DESCRIPTION
 from discreet.server.model_description import model_facts
 from discreet.server.noise_outlook import check_noise
-from discreet.server.plan import Plan, resolve_noise
+from discreet.server.plan import Plan, check_cost, resolve_noise
 from discreet.server.population_account import PopulationAccount
+from discreet.server.predictions import named_parameters_of, write_predictions
 from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder
 from discreet.server.run_folder import write_json as write_facts
@@ -129,12 +128,13 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         num_params = check_fits(config.model, task)
         run = client_settings(config)
         query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
-        sizes = PLANNED if masked_mechanism(run) is None else Sizes(num_params, query.length if query else 1)
+        sizes = Sizes(num_params, query.length if query else 1) if run.masked else PLANNED
         config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
-        facts = {"chance_loss": chance_loss(config.task, task), "constant": constant_guess(task, config.task)}
-        planned = partial(Plan, num_params=num_params, query=query, **facts)
+        by_chance, constant = chance_loss(config.task, task), constant_guess(task, config.task)
+        planned = partial(Plan, num_params=num_params, query=query, chance_loss=by_chance, constant=constant)
         plan = planned(config, asked=settings)
         PopulationAccount.of(plan)
+        check_cost(plan)
         check_noise(plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds))))
         if config.data.partition in COUNTED or (
             task.shape.target.kind != CLASSES and config.data.partition in BY_CLASS

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from discreet.mechanisms.round_state import CarriedState
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,6 +25,7 @@ class State:
       second_moment: of Adam and Yogi, (num_params,); (0,) before their first step, and always for SGD.
       epsilon_example, epsilon_local, epsilon_local_pure: the largest that clients report of their own accounts.
       unaccounted: clients that reported an infinite epsilon in a run that costs a finite one, and are not in these.
+      carried: what the run's mechanism carries from round to round; no part of a checkpoint.
     """
 
     round: int
@@ -35,6 +38,7 @@ class State:
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
     unaccounted: Sequence[int] = ()
+    carried: CarriedState = field(default_factory=CarriedState)
 
     def largest_reported(self, name: str) -> float:
         """The largest epsilon over the clients that reported a finite one; infinity if only others have reported."""

@@ -6,35 +6,28 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from discreet.evaluation.private_answers import evaluation_plan
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.mechanism import REPORTED, SERVER, finite_epsilons
+from discreet.mechanisms.round_state import Released
 from discreet.privacy.randomness import RandomSource
-from discreet.protocol.messages import TRAIN, TrainRequest, Work
-from discreet.queries.query import RATE, TRAIN_AND_RATE
+from discreet.queries.query import RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
+from discreet.server.asked_clients import AskedClients
 from discreet.server.constant_guess import FILE as CONSTANT
 from discreet.server.constant_guess import last_warning
+from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
-from discreet.server.round import RoundSettings, cohort_sampling, dp_fedavg_round, round_settings
+from discreet.server.round import RunLedger, one_query, one_round, stepped
 from discreet.server.run_context import RunContext
-from discreet.server.run_folder import RunSecrets, RunStatus, read_status, write_json, write_status
+from discreet.server.run_folder import RunStatus, read_status, write_json, write_status
 from discreet.server.state import Outcome, State
-from discreet.server.transport import (
-    Brought,
-    NobodyAnswers,
-    ReplyStats,
-    RoundAbandoned,
-    Silence,
-    Transport,
-    check_exchange,
-)
+from discreet.server.transport import NobodyAnswers, ReplyStats, RoundAbandoned, Silence, Transport, check_exchange
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
 
 if TYPE_CHECKING:
@@ -64,16 +57,13 @@ class TrainingRun:
         on_round: OnRound | None = None,
     ) -> None:
         self.context, self.plan, self.folder, self.ledger = context, context.plan, context.folder, context.ledger
-        charged = max((row.round for row in self.ledger.releases() if row.guarantee == USER), default=0)
-        self.settings = replace(round_settings(self.plan), kept=RunSecrets(self.folder.path), charged=charged)
-        self.sampling = cohort_sampling(self.plan)
-        self.evaluation = evaluation_plan(self.plan)
-        check_exchange(transport, masked=self.settings.release.masked)
-        self.transport, self.evaluate, self.on_round = transport, evaluate, on_round or (lambda _: None)
+        self.charges = RunLedger.of(self.ledger)
+        self.evaluation = rating_plan(self.plan)
+        check_exchange(transport, masked=self.plan.run.masked)
+        self.evaluate, self.on_round = evaluate, on_round or (lambda _: None)
         self.budgets = {name: self.plan.budget(name) for name in (USER, EXAMPLE)}
-        self.finite = tuple(name for each in self.plan.mechanisms.values() for name in each.finite)
-        self.available: Sequence[int] = ()
-        self.refused: set[int] = set()
+        finite = (finite_epsilons(each, self.plan.run) for each in self.plan.mechanisms.values())
+        self.clients = AskedClients(transport, tuple(name for names in finite for name in names))
         self.warned: set[str] = set()
         self.silent_rounds, self.silent_ratings = Silence("rounds"), Silence("ratings")
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
@@ -81,7 +71,6 @@ class TrainingRun:
         rounds = self.plan.run.rounds
         before = read_status(self.folder) or RunStatus("running", rounds)
         self.status = replace(before, state="running", rounds=rounds, reason=None)
-        self.progress: Progress | None = None
 
     def run(self, *, progress: TextIO | None = None) -> Outcome:
         """Goes on from the context's state to the planned number of rounds, or until a budget is spent or training is
@@ -94,13 +83,14 @@ class TrainingRun:
         if self.plan.constant is not None:
             write_json(self.folder.path / CONSTANT, asdict(self.plan.constant))
             logger.info("%s", self.plan.constant)
-        logger.info("%d rounds, expected cohort %g", rounds, self.settings.expected_cohort)
+        logger.info("%d rounds, expected cohort %g", rounds, self.plan.denominator)
         if self.evaluation:
             self.evaluation.announce()
         self._look_at_account(state)
         if progress is not None and progress.isatty():
-            self.progress = Progress(progress, rounds)
-        with nullcontext() if self.progress is None else self.progress.shown(state.round):
+            self.clients.progress = Progress(progress, rounds)
+        shown = self.clients.progress
+        with nullcontext() if shown is None else shown.shown(state.round):
             outcome = self._run_rounds(state)
         if note := last_warning(self.plan.constant, self.rows):
             logger.warning("%s", note)
@@ -112,7 +102,7 @@ class TrainingRun:
             return
         plan, rounds, ratings = self.evaluation, self.plan.run.rounds, list[Charge]()
         numbers = range(state.round + 1, rounds + 1)
-        events = [self._settings_of(number).event_of(number) for number in numbers]
+        events = [self.charges.event(self.plan.mechanism, number) for number in numbers]
         charges = [Charge(0, USER, "", event) for event in events if event is not None]
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(state.round, rounds=rounds)))
@@ -125,10 +115,9 @@ class TrainingRun:
             if number > self.plan.run.rounds:
                 return Outcome(state, None)
             try:
-                settings = self._settings_of(number)
-                guarantee, event = settings.release.guarantee, settings.event_of(number)
-                if guarantee is not None and event is not None:
-                    self._check_room(guarantee, event, "the next round")
+                event = self.charges.event(self.plan.mechanism, number)
+                if event is not None:
+                    self._check_room(self.plan.mechanism.guarantee, event, "the next round")
                 state, stats = self._next_round(state)
             except BudgetSpent as spent:
                 return Outcome(state, self.context.says(str(spent)))
@@ -142,10 +131,9 @@ class TrainingRun:
                     raise NobodyAnswers(f"round {number} was abandoned {MOST_ABANDONED} times: {loss}") from loss
                 continue
             # A client that refused once stays out: a spent budget or a policy does not change.
-            left = set(self.available) - self.refused
-            if USER not in self.plan.mechanisms and stats.refused and self.available and not left:
+            if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
                 return self._all_refused(state, stats.reasons[-1])
-            self._note(self.silent_rounds, stats, asked=int(self.rows[-1]["cohort"]))
+            self._note(self.silent_rounds, stats, asked=self.clients.cohort)
             attempts, state = 0, self._rate_if_due(state, is_last=False)
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
@@ -165,25 +153,25 @@ class TrainingRun:
 
     def _next_round(self, before: State) -> tuple[State, ReplyStats]:
         """Does the round after `before`; writes ledger, metrics, checkpoint, in that order."""
-        self.available = self.transport.available_clients()  # the time that it waits for clients is no round's
-        started, number, cohort = time.monotonic(), before.round + 1, self.draw_cohort(before)
-        settings, stats = self._settings_of(number), ReplyStats(self.finite)
-        replies = self._ask(before, cohort, TRAIN if settings.answers is None else TRAIN_AND_RATE)
-        if self.progress is not None:
-            replies = self.progress.counted(replies, cohort=len(cohort))
-        noise = self._source(number).child("noise")
-        charge = partial(self._charge, number, settings.release.guarantee or USER)
-        state, released = dp_fedavg_round(before, stats.accept(replies), settings, source=noise, charge=charge)
+        source = self._source(before.round + 1)
+        stats = self.clients.begin()
+        released = self._is_out(before)
+        if released is None:
+            state, released = one_round(before, self.plan, self.clients, self.charges, source)
+        else:
+            self.clients.draw(self.plan.sampling, before.round + 1, source)
+            stats.accepted = released.replies
+            state = stepped(before, self.plan, released)
         for name, each in self.plan.mechanisms.items():
-            if each.at_server and each.reported:  # each client accounts it too: the event is the same for all of them
-                stats.epsilons |= dict.fromkeys(each.reported, self._epsilon(name))
-        self.refused |= stats.refused
+            if SERVER in each.charged_at:  # each client accounts it too: the event is the same for all of them
+                stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
         if self.evaluation and released.answers:
-            count = released.replies, len(cohort)
-            self.evaluation.write(self.folder, before.round, released.answers, answered=count, also=self.on_round)
+            count = released.replies, self.clients.cohort
+            self.on_round(self.evaluation.write(self.folder, before.round, released.answers, answered=count))
         after = stats.added_to(state)
-        facts = {"fraction_below": released.fraction_below, "cohort": len(cohort), "replies": released.replies}
-        row = self._write(after, {"clip_norm": before.clip_norm, **facts}, stats, started)
+        asked = {"cohort": self.clients.cohort, "replies": released.replies}
+        facts = {"clip_norm": before.clip_norm, "fraction_below": released.fraction_below, **asked}
+        row = self._write(after, facts, stats)
         # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
         account = self.ledger.account
         self.folder.save_checkpoint(after, account=account.ledger.position() if account else None)
@@ -192,6 +180,13 @@ class TrainingRun:
             self.folder.save_checkpoint(after, best=True)
         self.on_round(row)  # after the checkpoint: a hook that fails costs no round
         return after, stats
+
+    def _is_out(self, before: State) -> Released | None:
+        """The release of the round after `before`, if it is on disk already and may be out: there is no other."""
+        kept = before.carried.load()
+        if not kept or int(kept["round"]) != before.round + 1:
+            return None
+        return Released(kept["total"], before.clip_norm, None, int(kept["replies"]))
 
     def _rate_if_due(self, last: State, *, is_last: bool) -> State:
         """Has a cohort drawn anew rate the model after a round, if that is due and fits the budget: its own event.
@@ -202,14 +197,11 @@ class TrainingRun:
         try:
             if plan.event is not None:
                 self._check_room(USER, plan.event, "rating the model")
-            self.available = self.transport.available_clients()
-            source = self.context.source.child("evaluation", last.round)
-            stats = ReplyStats(self.finite)
-            cohort = self.sampling.draw(self.available, source.child("cohort"), number=last.round + 1)
-            replies = self._ask(last, cohort, RATE)
-            settings = replace(self.settings, answers=plan.answers)
-            at = settings.of_round(last, source.child("noise"), partial(self._charge, last.round, USER))
-            sums = settings.release.rate(stats.accept(replies), at, plan.event)
+            source, stats = self.context.source.child("evaluation", last.round), self.clients.begin()
+            cohort = self.clients.draw(self.plan.sampling, last.round + 1, source)
+            asked = replace(self.plan.request(last), work=RATE)
+            replies = self.clients.ask(asked, last.params, cohort)
+            sums = one_query(last, plan.mechanism, replies, self.charges, source.child("noise"))
         except (BudgetSpent, RoundAbandoned) as reason:
             logger.warning("the model after round %d is not rated: %s", last.round, self.context.says(str(reason)))
             return last
@@ -219,7 +211,7 @@ class TrainingRun:
         if plan.event is None:
             self.folder.save_checkpoint(rated)
         count, spent = (stats.accepted, len(cohort)), self._epsilons(rated)
-        plan.write(self.folder, last.round, sums, answered=count, also=self.on_round, spent=spent)
+        self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
         if last.round < self.plan.run.rounds:
             self._note(self.silent_ratings, stats, asked=len(cohort))
         return rated
@@ -229,26 +221,8 @@ class TrainingRun:
         unless the server's ledger alone pays."""
         silence.note(stats, asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"])
 
-    def _ask(self, last: State, cohort: Sequence[int], work: Work) -> Iterable[Brought]:
-        asked = TrainRequest(last.round + 1, last.clip_norm, self.plan.run, work=work)
-        return self.transport.ask(asked, last.params, cohort)
-
-    def _settings_of(self, number: int) -> RoundSettings:
-        """With answers if the round's cohort also rates the model that it starts from: they are about the same cohort,
-        and its event is that of update, bits and answers together."""
-        plan = self.evaluation
-        return replace(self.settings, answers=plan.answers) if plan and plan.config.joins(number) else self.settings
-
-    def draw_cohort(self, checkpoint: State) -> list[int]:
-        """The next round's cohort of the clients that can be asked."""
-        number = checkpoint.round + 1
-        return self.sampling.draw(self.available, self._source(number).child("cohort"), number=number)
-
     def _source(self, number: int) -> RandomSource:
         return self.context.source.child("round", number)
-
-    def _charge(self, number: int, guarantee: str, event: DpEvent) -> None:
-        self.ledger.charge([Charge(number, guarantee, "", event)])
 
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
         require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, budget=self.budgets[guarantee])
@@ -256,7 +230,7 @@ class TrainingRun:
     def _public(self, column: str) -> list[float]:
         return [row[column] for row in self.rows if row[column] is not None]
 
-    def _write(self, after: State, facts: Mapping[str, object], stats: ReplyStats, started: float) -> dict[str, object]:
+    def _write(self, after: State, facts: Mapping[str, object], stats: ReplyStats) -> dict[str, object]:
         """Evaluates; writes metrics, status and log. Returns the row."""
         evaluation = self.evaluate(after)
         row: dict[str, object] = {
@@ -265,12 +239,12 @@ class TrainingRun:
             **evaluation.scores,
             **facts,
             **self._epsilons(after),
-            "seconds": time.monotonic() - started,
+            "seconds": time.monotonic() - self.clients.started,
         }
         self.folder.append_metrics(row)
         self.rows.append(row)
         failures = dict(sorted((Counter(self.status.failures) + stats.failures).items()))
-        self.status = replace(self.status, nodes=len(self.available), failures=failures)
+        self.status = replace(self.status, nodes=len(self.clients.available), failures=failures)
         if stats.reasons:
             self.status = replace(self.status, last_failure=stats.reasons[-1], last_failure_round=after.round)
         write_status(self.folder, self.status)
@@ -290,9 +264,9 @@ class TrainingRun:
     def _epsilons(self, after: State) -> dict[str, float]:
         """The epsilon of each guarantee by now; infinity for one that is off."""
         spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
-        for name, each in self.plan.mechanisms.items():
+        for name in self.plan.mechanisms:
             key = f"epsilon_{name}"
-            spent[key] = after.largest_reported(key) if each.reported else self._epsilon(name)
+            spent[key] = after.largest_reported(key) if REPORTED[name] else self._epsilon(name)
         return spent
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from discreet.accounting.correlation import NONE
 from discreet.accounting.events import RDP
@@ -11,8 +13,10 @@ from discreet.settings import rules
 from discreet.settings.data import MEANS, DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import (
     CORRELATED,
+    LOCAL,
     PLAIN,
     SECURE,
+    USER,
     Accountant,
     Aggregation,
     CorrelationConfig,
@@ -101,7 +105,7 @@ class UserTerms:
     correlation: CorrelationConfig = CorrelationConfig()
 
     @property
-    def law(self) -> str:
+    def mechanism_kind(self) -> str:
         """The one of Discreet's mechanisms that is asked for: by the aggregation, and by whether clients take turns."""
         turns = self.sampling == "cyclic" or self.correlation.kind != NONE
         return CORRELATED if turns and self.aggregation == PLAIN else self.aggregation
@@ -138,7 +142,7 @@ class ClientSettings:
         self._check_delta()
         for by, needs in self._needs():
             require_each(self, by, needs)
-        if self.user.secure or self.example.secure:
+        if self.masked:
             self.secure.check_fits(self.user.population_size)
         if self.asks_of_data:
             self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
@@ -170,7 +174,7 @@ class ClientSettings:
             yield "privacy.user.mechanism", OWN
         elif user.enabled and user.sampling in ("poisson", "fixed"):
             yield f"{user.sampling} cohorts", POISSON
-        elif user.enabled and user.law == CORRELATED:
+        elif user.enabled and user.mechanism_kind == CORRELATED:
             everyone = f"privacy.user.correlation.kind={user.correlation.kind}"
             by = everyone if user.sampling == "everyone" else "sampling.kind=cyclic"
             rule = f"fixed: earlier noise, which later noise takes back, was made for one clip norm, with {by}"
@@ -178,6 +182,46 @@ class ClientSettings:
             yield by, TURNS
         if user.enabled and user.sampling == "fixed":
             yield "sampling.kind=fixed", FIXED
+
+    def terms(self, guarantee: str) -> Any:
+        """The settings of a guarantee, which an owner's policy can hold the run to."""
+        return getattr(self, guarantee)
+
+    def gives(self, guarantee: str) -> bool:
+        """True if the run gives a guarantee."""
+        return bool(self.local.kind != "none" if guarantee == LOCAL else self.terms(guarantee).enabled)
+
+    def configured_noise_multiplier(self, guarantee: str) -> float | None:
+        """The noise multiplier of a guarantee; None: a target, which is not met yet or by each client, chooses it."""
+        noise: float | None = self.terms(guarantee).noise_multiplier
+        return noise
+
+    def target_epsilon(self, guarantee: str) -> float | None:
+        """The epsilon that chooses the noise of a guarantee; None: the noise is given."""
+        return getattr(self.terms(guarantee), "epsilon" if guarantee == LOCAL else "target_epsilon", None)
+
+    def largest_epsilon(self, guarantee: str) -> float | None:
+        """The epsilon that a guarantee does not pass: the target, unless a budget is given; None: no budget."""
+        budget: float | None = self.terms(guarantee).max_epsilon
+        return self.target_epsilon(guarantee) if budget is None else budget
+
+    def with_noise(self, guarantee: str, noise_multiplier: float) -> ClientSettings:
+        """The same with this noise multiplier for a guarantee that the server accounts, in place of a target."""
+        if guarantee == USER:
+            return replace(self, user=replace(self.user, noise_multiplier=noise_multiplier))
+        example = replace(self.example, noise_multiplier=noise_multiplier, target_epsilon=None)
+        return replace(self, example=example)
+
+    @property
+    def expected_cohort(self) -> float:
+        """The public denominator of sums over a cohort; of a cohort of fixed size that size."""
+        expected = self.user.probability * self.user.population_size
+        return float(round(expected)) if self.user.sampling == "fixed" else expected
+
+    @property
+    def masked(self) -> bool:
+        """True if the server reads nothing but masked sums, which clients noise."""
+        return self.user.secure or self.example.secure
 
     @property
     def asks_of_data(self) -> bool:

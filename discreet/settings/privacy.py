@@ -83,10 +83,16 @@ class SecureConfig:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of trained parameters and of answers in a masked vector: its grid and its price depend on them."""
+    """The sizes of what is released: of a masked vector the grid and the price depend on them.
+
+    Attributes:
+      num_params: how many parameters are trained.
+      answers, l1_norm: the length of an answer to a query, and the bound on its L1 norm.
+    """
 
     num_params: int
     answers: int = 1
+    l1_norm: float = 1.0
 
 
 PLANNED = Sizes(2**14)  # of what is planned before the model is known: its cost is the same to some four digits
@@ -166,6 +172,9 @@ class ClipConfig:
             doubt=2 * count_stddev / cohort,
         ).update(below, expected_cohort=cohort)
         return estimator.estimate, share
+
+
+CLIP = ClipConfig()  # of a mechanism that is asked for its events alone
 
 
 @section("privacy.user.correlation.")

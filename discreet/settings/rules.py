@@ -46,8 +46,8 @@ ALIASES = {name: key for key, names in MEANT.items() for name in names}
 MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
 MAIN |= {"privacy.user.clip": "norm", "privacy.local": "kind"}  # what is meant if a group is given a value
 ABSENT = ("mechanism", None)
+LONGEST_SHOWN, LONGEST_MESSAGE = 200, 2000  # characters of a value in a message, and of a message
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
-LONGEST_SHOWN = 200  # characters of a value in a message
 
 
 class Rule:
@@ -112,7 +112,8 @@ class ConfigError(ValueError):
     """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message.replace("\n", " "))  # of an error of a library or of somebody's model
+        # Of an error of a library, of somebody's model, or about a value: it may have many lines, or be very long.
+        super().__init__(brief(message.replace("\n", " "), longest=LONGEST_MESSAGE))
 
 
 def require_extra(*modules: str, extra: str, why: str) -> None:
@@ -286,16 +287,16 @@ def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) ->
     return ConfigError(f"{key} must be {rule.words} (got {got}{did_you_mean(value, rule.names)})")
 
 
-def brief(value: object) -> str:
+def brief(value: object, *, longest: int = LONGEST_SHOWN) -> str:
     """A value as a message shows it: one that is long is cut.
 
     >>> brief("x" * 500)[-23:]
     'xx... (500 characters)'
     """
     text = str(value) or "''"
-    if len(text) <= LONGEST_SHOWN:
+    if len(text) <= longest:
         return text
-    return f"{text[:LONGEST_SHOWN]}... ({len(text)} characters)"
+    return f"{text[:longest]}... ({len(text)} characters)"
 
 
 def _section_in(annotation: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task
 from discreet.data.partition import ClientExamples, Numbers, client_examples_of
-from discreet.evaluation.private_answers import answers_of
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
-from discreet.mechanisms.masked_sums import MaskedSum
-from discreet.mechanisms.mechanism import ServerRelease
-from discreet.mechanisms.sums import AnswerRelease, AnswerSum, PartialReply
+from discreet.mechanisms.mechanism import Mechanism
+from discreet.mechanisms.round_state import RoundStart
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum, PartialReply, UpdateRows
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import (
     MISTAKES,
@@ -38,8 +37,8 @@ from discreet.privacy.randomness import RandomSource, secure_source, seeded_sour
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EPSILONS, TrainRequest
 from discreet.queries.query import Query
+from discreet.server.model_ratings import answers_of
 from discreet.server.plan import Plan
-from discreet.server.round import round_settings
 from discreet.server.transport import Failure
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.training import TaskConfig
@@ -85,7 +84,7 @@ class Engine:
     """All that virtual clients are trained with. It holds no source of randomness, so it may travel.
 
     Attributes:
-        seed, release, vector: of the run; `vector` is the masked sum that clients add to, None in the clear.
+        seed, mechanism, vector: of the run; `vector` is the masked sum that clients add to, None in the clear.
         data: the data set that all share, on the device that computes; `client_examples`: the rows that each holds.
         chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its own.
@@ -94,7 +93,7 @@ class Engine:
     """
 
     seed: int | None
-    release: ServerRelease
+    mechanism: Mechanism
     data: SharedExamples
     client_examples: ClientExamples | TrainedExamples
     model: LayerSequence | MappedModel
@@ -106,7 +105,11 @@ class Engine:
     @property
     def is_exact(self) -> bool:
         """True if its sums are of whole numbers, so that their order does not matter."""
-        return self.vector is not None or (self.release.exact and (self.rating is None or self.rating[2].on_grid))
+        if self.vector is not None:
+            return True
+        start = RoundStart(0, torch.zeros(1), 1.0)
+        exact = self.mechanism.add_up([], start).part().grid is not None
+        return exact and (self.rating is None or self.rating[2].on_grid)
 
     def on(self, device: torch.device) -> Engine:
         """The same, with its data and its models there. A chunk stays as large as it is."""
@@ -186,13 +189,16 @@ class Engine:
     def _updates(self, params: Tensor, work: _Work) -> PartialReply:
         """The sum of the clients' updates; 0 if they were not asked to train."""
         clip_norm = work.request.clip_norm
-        total = self.release.empty(params.numel(), clip_norm)
+        start = RoundStart(work.request.round - 1, params, clip_norm)
         if not work.request.work.trains:
-            return replace(total.part(), replies=len(work.clients))
+            return replace(self._part([], start), replies=len(work.clients))
         updates = self._trained(params, work)
-        for piece in torch.split(updates, max(1, PIECE // updates.shape[1])):
-            total.add(piece, row_norms(piece) <= clip_norm)
-        return total.part()
+        pieces = torch.split(updates, max(1, PIECE // updates.shape[1]))
+        return self._part((UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces), start)
+
+    def _part(self, rows: Iterable[UpdateRows], start: RoundStart) -> PartialReply:
+        part: PartialReply = self.mechanism.add_up(rows, start).part()
+        return part
 
 
 class BatchedTransport:
@@ -264,7 +270,7 @@ MakesWorkers = Callable[[Engine], Workers]
 
 def masked_vector(plan: Plan) -> SecureSum | None:
     """The sum that clients add to under secure aggregation; None without."""
-    return plan.mechanism.vector if isinstance(plan.mechanism, MaskedSum) else None
+    return plan.mechanism.participation.vector
 
 
 def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
@@ -286,7 +292,7 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
     kind = "cuda" if plan.settings.engine == "ray" and plan.settings.ray.num_gpus else device.type
     engine = Engine(
         seed=plan.settings.seed,
-        release=round_settings(plan).release,
+        mechanism=plan.mechanism,
         data=data,
         client_examples=trained_on(dealt or client_examples_of(task, run.data), run.evaluation),
         model=layers,

@@ -172,7 +172,8 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
 
 def _not_batched(run: ClientSettings, engine: str) -> str | None:
     """The setting that keeps clients from being trained many at a time, None if none does; ConfigError if they must."""
-    uncovered = next((each.unbatched for each in mechanisms_of(run).values() if each.unbatched), None)
+    ways = () if run.masked else (each.participation.one_by_one for each in mechanisms_of(run).values())
+    uncovered = next(filter(None, ways), None)
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")
     return uncovered

@@ -18,7 +18,6 @@ from discreet.accounting.events import RDP
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.mechanism import releases_of
-from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount, selection_event
 from discreet.queries.scores import main_score
@@ -87,7 +86,7 @@ def read_tune(output: Path) -> Tune:
         return Tune(**{**stored, "trials": [Trial(**trial) for trial in stored["trials"]]})
     except FileNotFoundError as error:
         raise ConfigError(f"--output {output} holds no unfinished tune: leave out --resume to begin one") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{output / TUNE_FILE} is damaged: {error}") from error
 
 
@@ -207,7 +206,7 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
     user-level one, none at all, or no noise; their deltas differ; or none of them costs most at every Renyi order."""
     for plan in plans:
         mechanisms = plan.mechanisms
-        if USER not in mechanisms or mechanisms[USER].given_noise == 0:
+        if not plan.noised(USER):
             raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
         if len(mechanisms) > 1:
             raise ConfigError(
@@ -257,12 +256,11 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
 
 
 def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
-    mechanism = server_mechanism(plan.run)
-    assert mechanism is not None
-    planned = releases_of(mechanism, mechanism.noise_multiplier, plan.run.rounds)
-    # A round that was done again may have been one of the dearest kind, whose cohort also rates the model.
-    rates = plan.run.evaluation.private and plan.run.evaluation.cohort == "same"
-    again = mechanism.event(mechanism.noise_multiplier, rates=rates)
+    planned, numbers = releases_of(plan.mechanism, plan.run, plan.run.rounds), range(1, plan.run.rounds + 1)
+    # A round that was done again may have been one of the most expensive kind, whose cohort also rates the model.
+    joined = (number for number in numbers if plan.run.evaluation.joins(number))
+    again = plan.mechanism.event(next(joined, plan.run.rounds), again=True)
+    assert again is not None
     return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
 
 

@@ -14,7 +14,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from discreet.data.examples import Task
+from discreet.data.examples import Task, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
 from discreet.per_example.objective import Loss, cross_entropy
 from discreet.settings.rules import ConfigError
@@ -111,13 +111,18 @@ def loss_of(task: TaskConfig) -> Loss:
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
-    """The settings with the loss by its name. Raises ConfigError: loss or weights do not fit what is predicted."""
-    kind, weights, num_classes = task.shape.target.kind, asked.class_weights, task.shape.num_classes
+    """The settings with the loss by its name. Raises ConfigError: as `check_task`."""
+    check_task(asked, task.shape, task.name)
+    return TaskConfig(asked.loss or FITTING[task.shape.target.kind][0], asked.class_weights, asked.huber_delta)
+
+
+def check_task(asked: TaskConfig, shape: TaskShape, name: str) -> None:
+    """Raises ConfigError if loss or weights do not fit what is predicted in the data set of that name."""
+    kind, weights, num_classes = shape.target.kind, asked.class_weights, shape.num_classes
     fitting = FITTING[kind]
     if asked.loss is not None and asked.loss not in fitting:
         named = " or ".join(fitting)
-        raise ConfigError(f"task.loss must be {named} for {task.name}, whose targets are {kind} (got {asked.loss})")
+        raise ConfigError(f"task.loss must be {named} for {name}, whose targets are {kind} (got {asked.loss})")
     if weights is not None and len(weights) != num_classes:
         has = f"{num_classes} classes" if num_classes else f"{kind} and no classes"
-        raise ConfigError(f"task.class_weights must be one number a class: {task.name} has {has} (got {len(weights)})")
-    return TaskConfig(asked.loss or fitting[0], weights, asked.huber_delta)
+        raise ConfigError(f"task.class_weights must be one number a class: {name} has {has} (got {len(weights)})")

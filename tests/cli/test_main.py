@@ -7,17 +7,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dp_accounting import GaussianDpEvent
 
 from benchmarks import per_example_speed as per_example
-from discreet.cli.main import ANYWHERE, IN_A_PROJECT, main
+from discreet.cli.main import main
+from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
-from discreet.server.state import State
-from discreet.server.training_run import TrainingRun
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
@@ -148,16 +149,16 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_one(
 def test_a_sweep_goes_on_where_it_was_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawn, draw = [0], TrainingRun.draw_cohort
+    drawn, draw = [0], CohortSampling.draw
 
-    def killed_in_round_4(run: TrainingRun, checkpoint: State) -> list[int]:
+    def killed_in_round_4(*given: Any, **more: Any) -> list[int]:
         drawn[0] += 1
         if drawn[0] == 4:
             raise KeyboardInterrupt
-        return draw(run, checkpoint)
+        return draw(*given, **more)
 
     there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
-    monkeypatch.setattr(TrainingRun, "draw_cohort", killed_in_round_4)
+    monkeypatch.setattr(CohortSampling, "draw", killed_in_round_4)
     assert sweep(there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4") == 130
     before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
     lines = [path.read_text().splitlines() for path in before]

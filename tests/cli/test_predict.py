@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from discreet.data.datasets import load_task
-from discreet.evaluation.predictions import load_model, predict, read_inputs, write_predictions
+from discreet.server.predictions import load_model, predict, read_inputs, write_predictions
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.command import predict as main

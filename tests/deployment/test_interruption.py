@@ -15,9 +15,10 @@ import pytest
 
 from discreet.deployment import interruption
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.interruption import resumable
+from discreet.deployment.interruption import folder_in, not_begun, resumable
 from discreet.deployment.local_federation import Federation
-from discreet.server.run_folder import RunFolder, RunStatus, only_writer, state_of, write_status
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.run_folder import CONFIG, RunFolder, RunStatus, only_writer, state_of, write_status
 from discreet.settings.compose import load_config
 from discreet.simulation.processes import RunLostError
 from tests.deployment.ends import RUN_SECONDS
@@ -125,3 +126,15 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert state_of(run) == "interrupted"
     go_on = f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
     assert errors.splitlines()[-1].endswith(go_on)
+
+
+def test_that_nothing_was_spent_is_said_only_where_there_is_no_ledger(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    assert folder_in(["rounds=3"]) is None
+    assert folder_in(["output_dir=other", f"output_dir='{folder.path}'"]) == folder
+    assert "nothing was spent, the same command starts it again" in not_begun("ended by SIGINT", folder)
+    DurableLedger.create(folder.ledger_path)
+    assert not_begun("ended by SIGINT", folder).endswith(f"what was spent before stands in {folder.path}")
+    (folder.path / CONFIG).unlink()
+    with pytest.raises(SystemExit), resumable(folder, "scripts/run"):
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -24,13 +24,12 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.store import FolderStore, NodeState, read_state
 from discreet.masking.wire import Stage
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.mechanism import Kept
+from discreet.mechanisms.round_state import CarriedState
 from discreet.node.nodes import node_client
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.plan import Plan
-from discreet.server.round import dp_fedavg_round, round_settings
 from discreet.server.run_folder import RunFolder, RunSecrets, read_status, state_of
 from discreet.server.state import State
 from discreet.settings.client_settings import ClientSettings
@@ -39,6 +38,7 @@ from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import below
 from tests.deployment.ends import RUN_SECONDS, end, finish, kill
 from tests.deployment.held_server import EVERYBODY, OPENED, SEED, federation_with, held_main, kept_main
+from tests.rounds import round_of
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
 SHARES = demonstration(len(NODES))
@@ -108,11 +108,14 @@ def check_round(number: int, ids: list[int], kept: Path, folder: RunFolder) -> D
     assert number == 1 or secrets["keys"][:-1].equal(earlier["keys"])
     there = [each for each in range(len(NODES)) if in_turn(ids[each], number, groups=GROUPS)]
     there = [each for each in there if each != GONE or number not in AWAY]
-    settings = replace(round_settings(plan), kept=Kept(earlier))
+    before = replace(before, carried=CarriedState(earlier))
     replies = [answer(each, ids[each], before, plan.run, number) for each in there]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CorrelatedNoise, "_keys", lambda *_: secrets["keys"])
-        found, released = dp_fedavg_round(before, replies, settings, source=secure_source(), charge=charged.append)
+        source = secure_source()
+        found, released = round_of(
+            plan.mechanism, before, replies, source, optimizer=plan.optimizer, charge=charged.append
+        )
     assert found.params.numpy() == pytest.approx(after.params.numpy(), abs=1e-5)
     assert released.total.numpy() == pytest.approx(secrets["total"].numpy(), abs=1e-5)
     row = folder.read_metrics()[number - 1]

@@ -7,6 +7,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 import discreet.flower.grid_transport
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.serving import own_messages
-from discreet.mechanisms.mechanism import PlainSum
+from discreet.mechanisms.unprotected import Unprotected
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import (
     REFUSED_CODE,
@@ -36,12 +37,12 @@ from discreet.protocol.messages import (
     decode_request,
     encode_reply,
 )
-from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round
-from discreet.server.server_optimizer import ServerSGD
+from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.state import initial_state
 from discreet.server.transport import Failure, MessagesTooLarge, ReplyStats
 from discreet.settings.settings import Settings, client_settings
 from tests.flower.flower_apps import Answer, FakeGrid
+from tests.rounds import round_of
 
 RUN = client_settings(Settings())
 VIRTUAL = [VirtualClient(number, "folder") for number in range(5)]
@@ -291,10 +292,8 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     transport = GridTransport(grid, own_messages, timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = transport.ask(TrainRequest(1, 1.0, RUN), state.params, transport.available_clients())
-    settings = RoundSettings(clients, ServerSGD(), PlainSum())
-    after, metrics = dp_fedavg_round(
-        state, ReplyStats().accept(replies), settings, source=seeded_source(76493), charge=lambda _: None
-    )
+    run = replace(RUN, user=replace(RUN.user, enabled=False, probability=1.0, population_size=clients))
+    after, metrics = round_of(Unprotected(run), state, ReplyStats().accept(replies), seeded_source(76493))
     assert metrics.replies == len(replied.made) == clients
     assert torch.allclose(after.params, torch.full((SIZE,), 0.01))
     # Those of one look, and the last one of the look before.

@@ -19,10 +19,10 @@ from safetensors.numpy import load_file
 
 import discreet
 from discreet import PrivateEvaluation
-from discreet.evaluation.predictions import load_model
 from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.plan import Plan
+from discreet.server.predictions import load_model
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.settings.privacy import USER

@@ -19,6 +19,7 @@ from discreet.ledger.rollback_guard import STATE_VARIABLE
 from tests.guard.unprivileged import NOBODY, ROOT, as_nobody
 
 RUN_SECONDS = 240.0
+PATIENTS_APP = ROOT / "examples" / "patients"
 
 
 def names_of(count: int) -> list[str]:
@@ -50,7 +51,8 @@ def start(federation: Federation, name: str, site: Path, *words: str) -> None:
         *("env", f"{STATE_VARIABLE}={site / 'state'}", f"HOME={site}", f"FLWR_HOME={site / 'flwr'}"),
         *(sys.executable, "-m", "discreet.deployment.supernode", "--guard", str(site / "guard.toml")),
         *("--superlink", f"127.0.0.1:{federation.proxy_port}", "--port", str(flower_home.free_port())),
-        *("--key", str(site / "key"), "--authority", str(site / "authority"), *words),
+        *("--key", str(site / "key"), "--authority", str(site / "authority")),
+        *("--peers", str(site / "peers"), "--name", name, *words),
     ]
     federation.start(name, as_nobody(command))
 
@@ -73,7 +75,10 @@ def open_folder() -> Iterator[Path]:
 
 def run(federation: Federation, name: str, app: Path, **config: object) -> str:
     """What `flwr run` of an app says; it has ended well."""
-    written = " ".join(f'{key.replace("_", "-")}="{value}"' if isinstance(value, str) else f"{key.replace('_', '-')}={value}" for key, value in config.items())
+    written = " ".join(
+        f'{key.replace("_", "-")}="{value}"' if isinstance(value, str) else f"{key.replace('_', '-')}={value}"
+        for key, value in config.items()
+    )
     copied = federation.folder / f"app-{name}"
     shutil.copytree(app, copied, ignore=shutil.ignore_patterns("__pycache__"))
     words = ["flwr", "run", str(copied), CONNECTION, "--stream", "--run-config", written]
@@ -89,6 +94,3 @@ def run(federation: Federation, name: str, app: Path, **config: object) -> str:
     said = federation.says(name)
     assert process.returncode == 0, said
     return said
-
-
-__all__ = ["ROOT", "guarded_federation", "names_of", "open_folder", "owned", "run", "start"]

@@ -97,9 +97,12 @@ class Played:
     def answer(self, attack: str, kind: str) -> dict[str, object]:
         """What leaves for an attack."""
         started = time.monotonic()
-        content = self.guard.answer(message(kind=kind), self.asked(attack), self.app)
+        content = self.guard.answer(message(kind=kind), self.asked(attack), self.app).content
         values = {
-            name: {key: np.asarray(each.numpy()).tolist() if hasattr(each, "numpy") else each for key, each in record.items()}
+            name: {
+                key: np.asarray(each.numpy()).tolist() if hasattr(each, "numpy") else each
+                for key, each in record.items()
+            }
             for name, record in content.items()
         }
         return {"content": values, "seconds": time.monotonic() - started}

@@ -21,7 +21,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Refused
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
-from tests.guard.made import C, DELTA, RUN, SIZE, Z, PlayedSandbox, arrays, context, message, site
+from tests.guard.made import DELTA, RUN, SIZE, C, PlayedSandbox, Z, arrays, context, message, site
 from tests.replay import Replay, replay
 
 Play = Callable[[Sequence[float]], np.ndarray | None]
@@ -36,14 +36,16 @@ def opposed(values: Sequence[float]) -> np.ndarray:
     return np.float32(C) * (-UNIT if -1.0 in values else UNIT)
 
 
-def guard_at(folder: Path, play: Play = opposed, patients: dict[str, float] = PATIENTS, **settings: object) -> SiteGuard:
+def guard_at(
+    folder: Path, play: Play = opposed, patients: dict[str, float] = PATIENTS, **settings: object
+) -> SiteGuard:
     """A guard whose blocks are played in this process."""
     policy = site(folder, patients, **settings)  # type: ignore[arg-type]
     return SiteGuard(policy, sandbox=PlayedSandbox(play))  # type: ignore[arg-type]
 
 
 def answered(guard: SiteGuard, given: Message | None = None, **config: object) -> RecordDict:
-    return guard.answer(given or message(), context(**config), APP)
+    return guard.answer(given or message(), context(**config), APP).content
 
 
 def neighbours(tmp_path: Path, play: Play = opposed) -> Replay:
@@ -57,7 +59,11 @@ def neighbours(tmp_path: Path, play: Play = opposed) -> Replay:
         with patch("discreet.guard.site_guard.secure_source", lambda: source.child("noise")):
             content = answered(guard)
         spent = guard.ledger.spent("patient").entries
-        return [torch.from_numpy(array.numpy()) for array in content["arrays"].values()], spent, dict(content["metrics"])
+        return (
+            [torch.from_numpy(array.numpy()) for array in content["arrays"].values()],
+            spent,
+            dict(content["metrics"]),
+        )
 
     with patch("secrets.token_bytes", lambda length: bytes(range(length))):
         return replay(run, with_one, without)
@@ -191,9 +197,7 @@ METRIC = {"name": "accuracy", "low": 0.0, "high": 1.0, "noise-multiplier": 5.0}
 
 
 def test_a_metric_leaves_noised_within_its_range_and_paid_for(tmp_path: Path) -> None:
-    guard = guard_at(
-        tmp_path / "site", lambda values: np.array([0.75], np.float32), evaluate="metric", metric=METRIC
-    )
+    guard = guard_at(tmp_path / "site", lambda values: np.array([0.75], np.float32), evaluate="metric", metric=METRIC)
     content = answered(guard, message(kind="evaluate"))
     assert content.keys() == {"metrics"}
     assert content["metrics"].keys() == {"num-examples", "accuracy"}
@@ -206,7 +210,7 @@ def test_no_metric_of_a_block_moves_its_sum_by_more_than_the_noise_is_for(values
     metric = block_release.MetricSettings("accuracy", 0.0, 1.0, 5.0)
     release = block_release.BlockRelease(1, Terms(1.0, 5.0), 1.0, 2)
     one, other = (release.add_up([block_release.of_metric(metric, value)]).total for value in values)
-    grid = release._grid
+    grid = release.grid
     assert abs(float(grid.to_float(one - other, torch.float64)[0])) <= 2 * (1 + 1e-9)
 
 

@@ -11,7 +11,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.guard.guard_policy import check_app, check_budget, read_guard, terms_of_run
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
-from tests.guard.made import C, DELTA, Z, guard_toml
+from tests.guard.made import DELTA, C, Z, guard_toml
 
 DIGEST = "ab" * 32
 

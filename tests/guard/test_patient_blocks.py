@@ -54,9 +54,7 @@ def test_all_rows_of_a_patient_are_in_the_block_of_its_id(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "npz"])
-def test_one_patient_more_changes_one_block_alone(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_patient_more_changes_one_block_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_key(monkeypatch)
     made = []
     for number, patients in enumerate((PATIENTS, [*PATIENTS, "a new one"])):

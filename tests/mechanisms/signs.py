@@ -6,29 +6,39 @@ Adding or removing one client moves a sum of vectors of num_params signs by at m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
-from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.mechanism import Released, Round, ServerMechanism, Statement
-from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, take_all
+from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
+from discreet.mechanisms.central_gaussian import noise_of
+from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.round_state import Released, RoundState
+from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, UpdateRows, in_the_clear
 from discreet.privacy.mechanisms import Gaussian
-from discreet.settings.privacy import USER
+from discreet.privacy.randomness import RandomSource
+from discreet.protocol.messages import TrainReply
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import USER, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
-class Signs(ServerMechanism):
+class Signs:
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
+    run: ClientSettings
+    clip: ClipConfig
+    sizes: Sizes
     guarantee: ClassVar[str] = USER
-    deciding: ClassVar[tuple[str, ...]] = ("privacy.user.noise_multiplier",)
-    fixed_norm: ClassVar[str] = "the norm of a vector of signs"
+    charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
+    answers: ClassVar[None] = None
+    accountants: ClassVar[tuple[str, ...]] = ACCOUNTANTS
+    participation: ClassVar[Participation] = IN_THE_CLEAR
 
     def statement(self) -> Statement:
         return Statement(
@@ -42,44 +52,45 @@ class Signs(ServerMechanism):
         )
 
     @property
-    def sum_noise(self) -> float:
-        return self.noise_multiplier
+    def price_settings(self) -> Mapping[str, object]:
+        return {"privacy.user.noise_multiplier": self.run.user.noise_multiplier}
 
-    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
-        return poisson_round_event(self.run.user.probability, noise_multiplier=noise_multiplier)
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        size = math.sqrt(self.sizes.num_params)
+        return ExpectedNoise(noise_of(self.run), size, self.run.expected_cohort, "the norm of a vector of signs")
 
-    def bounded(self, updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-        return updates.sign(), torch.zeros(len(updates), dtype=torch.bool)
+    def event(self, number: int, *, again: bool = False) -> DpEvent:
+        return poisson_round_event(self.run.user.probability, noise_multiplier=noise_of(self.run))
 
-    def norm(self, clip_norm: float) -> float:
-        return math.sqrt(self.sizes.num_params)
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(noise_of(self.run), bounded=lambda updates, _: (updates.sign(), torch.zeros(len(updates))))
 
-    def empty(self, num_params: int, clip_norm: float) -> Any:
-        return SignSum(num_params)
+    def add_up(self, replies: Replies, state: RoundState) -> SignSum:
+        """Whatever a client sends, it moves the sum by at most sqrt(num_params) in L2."""
+        total = SignSum(state.params.numel())
+        for reply in replies:
+            total.take(in_the_clear(reply))
+        return total
 
-    def release(self, replies: Replies, at: Round) -> Released:
+    def release(self, summed: SignSum, state: RoundState, source: RandomSource) -> Released:
         """Gaussian noise of standard deviation z * sqrt(num_params) on the sum of signs."""
-        total = SignSum(at.num_params)
-        take_all(replies, total, None)
-        at.charge(self.event(self.noise_multiplier))
-        noised = total.sum.clipped.noised(Gaussian(self.noise_multiplier), at.source.child("update"))
-        return Released(noised, at.clip_norm, None, total.sum.replies)
+        noised = summed.sum.clipped.noised(Gaussian(noise_of(self.run)), source.child("update"))
+        return Released(noised, state.clip_norm, None, summed.sum.replies)
 
 
 class SignSum:
-    """Adds up signs: whatever a client sends, it moves the sum by at most sqrt(num_params) in L2."""
+    """Adds up signs."""
 
     def __init__(self, num_params: int) -> None:
         self.sum = CohortSum(num_params, math.sqrt(num_params), None)
 
-    def add(self, updates: Tensor, below: Tensor) -> None:
-        self.sum.add(updates.sign(), below)
-
-    def take(self, reply: Any) -> None:
+    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
         if isinstance(reply, PartialReply):
             self.sum.take(reply)
+        elif isinstance(reply, UpdateRows):
+            self.sum.add(reply.updates.sign(), reply.below)
         else:
-            self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
+            self.sum.add(reply.update.sign().unsqueeze(0), torch.tensor([reply.below]))
 
     def part(self) -> PartialReply:
         return self.sum.part()

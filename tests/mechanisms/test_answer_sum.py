@@ -11,23 +11,23 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.sums import AnswerRelease, AnswerSum, CohortSum, answer_round
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum, CohortSum
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
-from discreet.server.round import RoundSettings, dp_fedavg_round
-from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
+from discreet.settings.privacy import Sizes
 from tests.mechanisms.made import central
 from tests.node.clients import rejects_gaussian
 from tests.replay import replay
+from tests.rounds import query_of, round_of
 
 Z, Z_ANSWERS, C = 1.3, 6.0, 0.5
 JOINED = poisson_round_event(1.0, noise_multiplier=joined_noise_multiplier(Z, Z_ANSWERS))
 NOISES = {
-    "float": AnswerRelease(2, 5.0, Z_ANSWERS),
-    "grid": AnswerRelease(2, 5.0, Z_ANSWERS, noise="grid"),
-    "secure sum": AnswerRelease(2, 5.0, Z_ANSWERS, noise="secure_sum"),
+    "float": AnswerRelease(2, 5.0, Z_ANSWERS, event=JOINED),
+    "grid": AnswerRelease(2, 5.0, Z_ANSWERS, noise="grid", event=JOINED),
+    "secure sum": AnswerRelease(2, 5.0, Z_ANSWERS, noise="secure_sum", event=JOINED),
 }
 noises = pytest.mark.parametrize("how", NOISES.values(), ids=NOISES.keys())
 ANSWERS = {
@@ -41,14 +41,13 @@ OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True, answer=torch
 
 
 def release(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
-    return answer_round(updates, AnswerSum(how), event=JOINED, source=source, charge=lambda _: None)
+    return query_of(how, updates, source)
 
 
 def joined(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
-    user = central(Z, 4.0, how.noise)
-    settings = RoundSettings(5.0, ServerSGD(), user, how)
-    state = initial_state(torch.zeros(3), clip_norm=C)
-    state, metrics = dp_fedavg_round(state, updates, settings, source=source, charge=lambda _: None)
+    user = replace(central(Z, 4.0, how.noise, rated=Z_ANSWERS), sizes=Sizes(3, how.length))
+    state = replace(initial_state(torch.zeros(3), clip_norm=C), round=1)  # no first round rates what nobody has trained
+    state, metrics = round_of(user, state, updates, source)
     return [state, metrics.answers, metrics.fraction_below]
 
 
@@ -92,7 +91,7 @@ def test_the_ledger_is_charged_before_anything_is_noised() -> None:
             raise AssertionError("noise was drawn")
 
     with pytest.raises(OSError, match="the disk is full"):
-        answer_round(OTHERS, AnswerSum(NOISES["grid"]), event=JOINED, source=Unused(), charge=charge)  # type: ignore[arg-type]
+        query_of(NOISES["grid"], OTHERS, Unused(), charge)  # type: ignore[arg-type]
 
 
 @noises

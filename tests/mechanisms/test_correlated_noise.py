@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.mechanism import Kept, Round
+from discreet.mechanisms.round_state import CarriedState
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
@@ -31,17 +31,18 @@ from discreet.privacy.grid import grid_slack
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.plan import Plan
 from discreet.server.resuming import asked_settings
-from discreet.server.round import CohortSampling, round_settings
 from discreet.server.run_folder import SECRETS, RunFolder, RunSecrets
-from discreet.server.state import State
+from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate
 from tests.command import report
 from tests.mechanisms.made import turns
+from tests.rounds import Charge, free, round_of
 from tests.simulation.crash import BEFORE_SECRETS, POINTS, crash
 
 TURNS = (
@@ -66,17 +67,21 @@ def release(
     return turns(noise_multiplier, kind, bandwidth, groups=GROUPS, rounds=rounds)
 
 
-def at(number: int, kept: Kept, charge: Callable[..., None] = lambda _: None, size: int = 4) -> Round:
-    return Round(number, size, 0.5, 5.0, seeded_source(7919).child(number), charge, kept=kept)
+def one(
+    how: CorrelatedNoise, number: int, replies: Iterable[TrainReply], kept: CarriedState, charge: Charge = free
+) -> Tensor:
+    """The noised sum of the round after `number` rounds."""
+    state = replace(initial_state(torch.zeros(4), clip_norm=0.5), round=number, carried=kept)
+    return round_of(how, state, replies, seeded_source(7919).child(number), charge=charge)[1].total
 
 
 def reply(value: float, client: int = -1, size: int = 4) -> TrainReply:
     return TrainReply(1, torch.full((size,), value), below=True, client=client)
 
 
-def released(how: CorrelatedNoise, rounds: list[list[TrainReply]], kept: Kept | None = None) -> list[Tensor]:
-    kept = kept or Kept()
-    return [how.release(replies, at(number, kept)).total for number, replies in enumerate(rounds)]
+def released(how: CorrelatedNoise, rounds: list[list[TrainReply]], kept: CarriedState | None = None) -> list[Tensor]:
+    kept = kept or CarriedState()
+    return [one(how, number, replies, kept) for number, replies in enumerate(rounds)]
 
 
 def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_a_pass_over_earlier_blocks_changes_no_bit(kind: str, monkeypatch: pytes
 def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> None:
     happened = list[str]()
 
-    class Disk(Kept):
+    class Disk(CarriedState):
         def save(self, tensors: Mapping[str, Tensor]) -> None:
             happened.append("saved")
             super().save(tensors)
@@ -139,16 +144,16 @@ def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> 
         patch.setattr(
             CorrelatedGaussian, "add_grid_noise", lambda *a, **b: (happened.append("noised"), real(*a, **b))[1]
         )
-        release().release([], at(0, Disk(), lambda _: happened.append("charged")))
+        one(release(), 0, [], Disk(), lambda _: happened.append("charged"))
     assert happened == ["charged", "noised", "saved"]
 
 
 @pytest.mark.parametrize(("number", "rounds"), [(2, 1), (3, 0), (1, 3)])
 def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rounds: int) -> None:
-    kept = Kept()
+    kept = CarriedState()
     released(release(), [[]] * rounds, kept)
     with pytest.raises(LedgerError, match="the keys of the noise are those after round"):
-        release().release(iter([reply(1.0)]), at(number, kept))
+        one(release(), number, iter([reply(1.0)]), kept)
 
 
 KILLED = 4
@@ -206,11 +211,11 @@ def test_rounds_that_old_files_have_the_server_make_again_are_charged_again(tmp_
     for name in ("checkpoint/state.safetensors", SECRETS):
         shutil.copy(tmp_path / "old" / name, tmp_path / "run" / name)
     simulate(config(*words, "resume=true"))
-    how, charged = round_settings(Plan(RunFolder(tmp_path / "run").read_config())).release, PrivacyLedger()
+    how, charged = Plan(RunFolder(tmp_path / "run").read_config()).mechanism, PrivacyLedger()
     for number in (1, 2, 3, 4, 5):
-        charged = charged.record(how.event_of(number))
+        charged = charged.record(how.event(number))
     for number in (4, 5):
-        charged = charged.record(how.event_of(number, again=True))
+        charged = charged.record(how.event(number, again=True))
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user") == charged
 
 

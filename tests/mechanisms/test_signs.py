@@ -16,17 +16,14 @@ from discreet.accounting.events import poisson_round_event
 from discreet.audit.experiments import Asked, experiment_of
 from discreet.audit.verdict import judge
 from discreet.cli.main import main
-from discreet.mechanisms.mechanism import CLIP
 from discreet.node.account import Refused
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.plan import Plan, planned
-from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.run_folder import RunFolder
-from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
-from discreet.settings.privacy import Sizes
+from discreet.settings.privacy import CLIP, Sizes
 from discreet.settings.rules import ConfigError, write_json
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate
@@ -34,6 +31,7 @@ from tests.mechanisms.made import run_of
 from tests.mechanisms.signs import Signs
 from tests.node.clients import received
 from tests.replay import replay
+from tests.rounds import round_of
 
 NAME, Z, SIZE = "tests.mechanisms.signs:Signs", 1.3, 5
 RUN = (
@@ -53,9 +51,8 @@ def run(folder: Path, *words: str) -> tuple[RunFolder, State]:
 
 def rounds(updates: list[Tensor], source: RandomSource) -> list[object]:
     release = Signs(run_of(Z), CLIP, Sizes(SIZE))
-    state, how = initial_state(torch.zeros(SIZE), clip_norm=1.0), RoundSettings(4.0, ServerSGD(), release)
     replies = [TrainReply(1, update, below=False) for update in updates]
-    state, metrics = dp_fedavg_round(state, replies, how, source=source, charge=lambda _: None)
+    state, metrics = round_of(release, initial_state(torch.zeros(SIZE), clip_norm=1.0), replies, source)
     return [state, replace(metrics, replies=0)]
 
 

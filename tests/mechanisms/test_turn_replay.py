@@ -13,14 +13,14 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor
 
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.mechanism import Kept
+from discreet.mechanisms.round_state import CarriedState
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
-from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import State, initial_state
 from tests.mechanisms.made import turns as made
 from tests.replay import Replay, replay
+from tests.rounds import round_of
 
 C, Z, GROUPS, ROUNDS, SIZE = 0.5, 1.3, 3, 8, 3
 FAR = torch.tensor([1e30, -1e30, 1e30])
@@ -56,17 +56,23 @@ def whole_run(
 
     def run(sent: Sent, source: RandomSource) -> list[object]:
         state, left = initial_state(torch.zeros(SIZE), clip_norm=C), list[object]()
-        settings, files = RoundSettings(4.0, ServerSGD(0.7, momentum=0.9), how), list[tuple[State, Any]]()
+        before, files = 0, list[tuple[State, Any]]()
         charges.events.clear()
         for number in [*range(1, again.stop), *again, *range(max(1, again.stop), ROUNDS + 1)]:
             if files[number - 1 :]:
                 (state, kept), source = files[number - 1], source.child("another")
-                settings = replace(settings, kept=Kept(kept), charged=again.stop - 1)
+                state, before = replace(state, carried=CarriedState(kept)), again.stop - 1
                 del files[number - 1 :]
-            files.append((state, settings.kept.load()))
+            files.append((state, state.carried.load()))
             replies = [TrainReply(number, update, False, client=each) for each, update in sent[number].items()]
-            state, released = dp_fedavg_round(
-                state, replies, settings, source=source.child(number), charge=charges.events.append
+            state, released = round_of(
+                how,
+                state,
+                replies,
+                source.child(number),
+                optimizer=ServerSGD(0.7, momentum=0.9),
+                charge=charges.events.append,
+                before=before,
             )
             left += [state, replace(released, replies=0)]
         return left

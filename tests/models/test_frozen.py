@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
-from discreet.evaluation.predictions import named_parameters_of
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.local_noise import release_step
 from discreet.models.model_check import check_model
@@ -22,6 +21,7 @@ from discreet.models.models import flatten_parameters, frozen, frozen_digest, tr
 from discreet.node import nodes
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
+from discreet.server.predictions import named_parameters_of
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from discreet.flower.secure_sum_mod import secure_sum_mod
 from discreet.masking.wire import Part, Stage, Terms, write_request
+from discreet.node import nodes as nodes_room
 from discreet.node.app import train
 from discreet.protocol.masked_messages import ASKED, MASKING, masking_record
 from discreet.protocol.messages import PARAMETERS, REQUEST, TrainRequest, request_items
@@ -22,6 +23,7 @@ from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import LoraConfig, ModelConfig
 from tests.flower.masked_grid import nodes
+from tests.node.clients import config, request
 from tests.test_own import OWN
 
 STRICT = {"require": "secure", "min-noise-multiplier": "5", "max-epsilon": "1", "max-delta": "1e-6"}
@@ -134,3 +136,37 @@ def test_the_patterns_that_people_write_are_quick() -> None:
     for pattern in (".*layer.[45].attention.self.(query|value)", ".*(q|k|v|o)_proj", "query"):
         assert LoraConfig(targets=pattern).targets == pattern
     assert time.monotonic() - start < 60
+
+
+def odd(*words: str, **node: str | int) -> str:
+    """What a node says to a request whose settings do not fit what it has."""
+    base = ("data.name=digits", "data.num_clients=12", "model.name=mlp", "privacy.delta=1e-3")
+    items = request_items(request(config(*base, *words), clip_norm=1.0))
+    return in_the_clear(items, {"partition-id": 1, "num-partitions": 12, **node})
+
+
+MEANS = ("data.normalise=public", f"normaliser.means={[0.0] * 5000}", f"normaliser.deviations={[1.0] * 5000}")
+UNFIT = [
+    (("model.freeze=[none.of.these]",), "this node can't build the model mlp of the run; its log says why"),
+    (("model.name=lstm",), "this node can't build the model lstm of the run; its log says why"),
+    (("model.name=flower_app",), "this node can't build the model flower_app of the run; its log says why"),
+    (MEANS, "the run's normaliser does not fit the data of this node; its log says why"),
+    (("data.name=no_such",), "this node can't have its share of no_such; its log says why"),
+    (("data.partition=natural",), "this node can't have its share of digits; its log says why"),
+    (("data.name=mnist",), "this node fetches no data set that a server names: start it with --task mnist"),
+    (("task.loss=squared",), "task.loss must be cross_entropy for digits, whose targets are classes (got squared)"),
+    (("task.class_weights=[1,2]",), "task.class_weights must be one number a class: digits has 10 classes (got 2)"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), UNFIT, ids=[words[0][:30] for words, _ in UNFIT])
+def test_settings_that_do_not_fit_a_node_are_refused_and_no_failure(words: tuple[str, ...], said: str) -> None:
+    assert odd(*words) == said
+
+
+def test_a_node_has_its_share_of_the_data_set_that_its_owner_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object) -> None:
+        raise ConnectionError("the hub")
+
+    monkeypatch.setattr(nodes_room, "share_of", unreachable)
+    assert "can't have its share of mnist" in odd("data.name=mnist", task="mnist")

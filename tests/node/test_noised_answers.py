@@ -16,7 +16,6 @@ from scipy import stats
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
-from discreet.evaluation.private_answers import answers_of
 from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.mechanisms.local_noise import round_privacy
@@ -31,6 +30,7 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest, Work
 from discreet.queries.metrics import metric_blocks, metrics_of
 from discreet.queries.query import Query
+from discreet.server.model_ratings import answers_of
 from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import MEANS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from discreet.evaluation.predictions import load_model
+from discreet.server.predictions import load_model
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.command import export, predict

@@ -20,28 +20,30 @@ from scipy import stats
 from torch import Tensor
 
 import discreet
-from discreet.mechanisms.mechanism import PlainSum
+from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.sums import UnopenedSum
+from discreet.mechanisms.unprotected import Unprotected
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
+from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.resuming import asked_settings
-from discreet.server.round import CohortSampling, RoundSettings, dp_fedavg_round, round_settings
 from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerAdam, ServerOptimizer, ServerSGD, ServerYogi, server_optimizer
 from discreet.server.session import resolve
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
-from tests.mechanisms.made import central
+from tests.mechanisms.made import central, run_of
+from tests.rounds import round_of
 
 SIZE = 20_000
 
 
 def settings(
-    noise_multiplier: float = 1.0, *, cohort: float = 10.0, count_stddev: float | None = 5.0, on_grid: bool = False
-) -> RoundSettings:
-    user = central(noise_multiplier, count_stddev, "grid" if on_grid else "float", probability=0.5)
-    return RoundSettings(cohort, ServerSGD(), user)
+    noise_multiplier: float = 1.0, *, cohort: int = 10, count_stddev: float | None = 5.0, on_grid: bool = False
+) -> CentralGaussian:
+    noise = "grid" if on_grid else "float"
+    return central(noise_multiplier, count_stddev, noise, probability=0.5, population_size=2 * cohort)
 
 
 def state(size: int, clip_norm: float) -> State:
@@ -49,10 +51,10 @@ def state(size: int, clip_norm: float) -> State:
 
 
 def run(
-    before: State, updates: list[TrainReply], how: RoundSettings, *, seed: int = 71993
+    before: State, updates: list[TrainReply], how: CentralGaussian, *, seed: int = 71993
 ) -> tuple[State, list[DpEvent]]:
     charged: list[DpEvent] = []
-    after, _ = dp_fedavg_round(before, updates, how, source=seeded_source(seed), charge=charged.append)
+    after, _ = round_of(how, before, updates, seeded_source(seed), charge=charged.append)
     return after, charged
 
 
@@ -69,7 +71,7 @@ def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies:
     how, clip_norm = settings(noise_multiplier=0.8, cohort=10, on_grid=on_grid), 2.5
     updates = [TrainReply(1, torch.zeros(SIZE), below=False)] * replies  # the clip norm moves for the next round
     after, _ = run(state(SIZE, clip_norm), updates, how)
-    stddev = how.release.sum_noise * clip_norm / 10
+    stddev = how.expected_noise(clip_norm).multiplier * clip_norm / 10
     noise = after.params.double().numpy()
     assert after.clip_norm != clip_norm
     assert not rejects(noise, stddev)
@@ -79,11 +81,11 @@ def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies:
 
 @pytest.mark.parametrize("on_grid", [False, True])
 def test_the_count_has_noise_of_its_standard_deviation(on_grid: bool) -> None:
-    how, noise = settings(cohort=1000.0, count_stddev=5.0, on_grid=on_grid), []
+    how, noise = settings(cohort=400, count_stddev=5.0, on_grid=on_grid), []
     for seed in range(600):
         source = seeded_source(seed).child("count of norms")
-        _, metrics = dp_fedavg_round(state(1, 1.0), [], how, source=source, charge=lambda _: None)
-        noise.append(1000 * (metrics.fraction_below - 0.5))
+        _, metrics = round_of(how, state(1, 1.0), [], source)
+        noise.append(400 * (metrics.fraction_below - 0.5))
     assert not rejects(np.array(noise), 5.0)
     assert rejects(np.array(noise), 0.75 * 5.0)
     assert rejects(np.array(noise), 1.25 * 5.0)
@@ -95,14 +97,14 @@ def test_a_round_that_can_not_be_charged_releases_nothing_and_draws_no_noise() -
 
     untouched = cast(RandomSource, object())  # any draw, or child of it, would be an AttributeError
     with pytest.raises(OSError, match="no space"):
-        dp_fedavg_round(state(3, 1.0), [], settings(), source=untouched, charge=full_disk)
+        round_of(settings(), state(3, 1.0), [], untouched, charge=full_disk)
 
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
     words = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "model.name=linear")
     plan, _ = resolve(load_config([*words, "data.num_clients=4", "privacy.user.too_noisy=warn"]))
-    how, order = round_settings(plan), list[str]()
-    vector = how.release.vector
+    order, vector = list[str](), plan.mechanism.participation.vector
+    assert vector is not None
 
     def opened() -> torch.Tensor:
         order.append("opened")
@@ -110,19 +112,19 @@ def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
 
     before = state(vector.num_params, 1.0)
     unopened = [UnopenedSum(opened, 4)]
-    dp_fedavg_round(before, unopened, how, source=seeded_source(3), charge=lambda _: order.append("charged"))
+    round_of(plan.mechanism, before, unopened, seeded_source(3), charge=lambda _: order.append("charged"))
     assert order == ["charged", "opened"]
 
 
-C, Z, COHORT = 0.5, 2.0, 10.0
-PRIVATE = central(Z)
-SHRINKING = RoundSettings(COHORT, ServerSGD(momentum=0.8, shrink_with_noise=True), PRIVATE)
+C, Z = 0.5, 2.0
+PRIVATE = central(Z, population_size=10)
+SHRINKING = ServerSGD(momentum=0.8, shrink_with_noise=True)
 
 
-def rounds(how: RoundSettings, updates: list[TrainReply], *, number: int) -> list[State]:
+def rounds(how: ServerOptimizer, updates: list[TrainReply], *, number: int) -> list[State]:
     states, source = [initial_state(torch.zeros(SIZE), clip_norm=C)], seeded_source(52387)
     for index in range(number):
-        after, _ = dp_fedavg_round(states[-1], updates, how, source=source.child(index), charge=lambda _: None)
+        after, _ = round_of(PRIVATE, states[-1], updates, source.child(index), optimizer=how)
         states.append(after)
     return states
 
@@ -179,10 +181,10 @@ def by_flower(strategy: FedAvg) -> Tensor:
 
 def by_discreet(optimizer: ServerOptimizer) -> Tensor:
     state = initial_state(torch.linspace(-1, 1, NUMBERS), clip_norm=float("inf"))
-    how = RoundSettings(float(CLIENTS), optimizer, PlainSum())
+    run = run_of(0.0, population_size=CLIENTS)
     for cohort in updates():
         sent = [TrainReply(1, update, below=True) for update in cohort]
-        state, _ = dp_fedavg_round(state, sent, how, source=seeded_source(3), charge=lambda _: None)
+        state, _ = round_of(Unprotected(run), state, sent, seeded_source(3), optimizer=optimizer)
     return state.params
 
 
@@ -217,14 +219,13 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(how: str, tmp_path: Path
 @pytest.mark.parametrize("ours", [ServerSGD(momentum=0.9, shrink_with_noise=True), ServerAdam(), ServerYogi()], ids=str)
 def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: ServerOptimizer) -> None:
     # An update split among two clients in other ways gives the same sum, the same noise, and so the same model.
-    user = central(1.0, probability=0.5)
-    how, ends = RoundSettings(4.0, ours, user), []
+    user, ends = central(1.0, probability=0.5, population_size=8), []
     for shares in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
         state = initial_state(torch.zeros(2), clip_norm=8.0)
         for number in range(3):
             sent = [TrainReply(1, share * torch.tensor([4.0, 2.0]), below=True) for share in shares]
             source = seeded_source(631).child(number)
-            state, _ = dp_fedavg_round(state, sent, how, source=source, charge=lambda _: None)
+            state, _ = round_of(user, state, sent, source, optimizer=ours)
         ends.append(state.params)
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])

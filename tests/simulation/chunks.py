@@ -14,7 +14,6 @@ from discreet.models.models import build_model, flatten_parameters
 from discreet.per_example.objective import cross_entropy
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.server.plan import Plan
-from discreet.server.round import round_settings
 from discreet.simulation.chunk import (
     Chunk,
     Draws,
@@ -75,8 +74,7 @@ class Clients:
         return Chunk(self.layers, self.shared, table_of(self.held), how, draws)
 
     def engine(self, plan: Plan, held: ClientExamples, chunk: int, workers: int) -> Engine:
-        release = round_settings(plan).release
-        return Engine(plan.settings.seed, release, self.shared, held, self.layers, chunk, workers)
+        return Engine(plan.settings.seed, plan.mechanism, self.shared, held, self.layers, chunk, workers)
 
     def together(self, how: LocalSettings) -> Tensor:
         return self.chunk([how] * len(self.sizes), SeededDraws(self.sources())).updates(self.start)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.evaluation.predictions import load_model, predict
-from discreet.evaluation.private_answers import answers_by
 from discreet.flower.serving import ask_and_end
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.queries.query import NORMALISE
+from discreet.server.data_questions import answers_by
+from discreet.server.predictions import load_model, predict
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import normalised, prepare

@@ -18,7 +18,6 @@ from discreet.accounting.accounting import epsilon_spent, pure_epsilon
 from discreet.data.datasets import load_task
 from discreet.data.examples import TaskShape
 from discreet.data.partition import client_examples_of, held_out_rows
-from discreet.evaluation.private_answers import EvaluationPlan
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import releases_of
@@ -28,6 +27,7 @@ from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
+from discreet.server.model_ratings import RatingPlan
 from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
@@ -54,7 +54,7 @@ def test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent(tmp_pa
     folder, _ = run(tmp_path / "run")
     config = folder.read_config()
     spent = folder.ledger(Plan(config)).spent(USER)
-    planned = releases_of(Plan(config).mechanism, 1.0, 3)
+    planned = releases_of(Plan(config).mechanism, Plan(config).run, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3) == pytest.approx(epsilon_spent(planned, delta=1e-3), rel=1e-9)
     assert folder.read_metrics()[-1]["epsilon_user"] == pytest.approx(spent.epsilon(1e-3), rel=1e-9)
@@ -95,7 +95,8 @@ def test_a_crash_between_charge_and_rating_is_charged_and_the_rating_is_repeated
 
 
 def test_a_rating_that_would_pass_the_budget_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    budget = epsilon_spent(releases_of(Plan(config()).mechanism, 1.0, 3)[:2], delta=1e-3)
+    plan = Plan(config())
+    budget = epsilon_spent(releases_of(plan.mechanism, plan.run, 3)[:2], delta=1e-3)
     with caplog.at_level("WARNING", "discreet"):
         folder, _ = run(tmp_path / "run", f"privacy.user.max_epsilon={budget + 1e-9}")
     assert any("the model after round 3 is not rated" in record.message for record in caplog.records)
@@ -198,7 +199,7 @@ def test_a_crash_before_a_rating_is_written_does_not_forget_what_it_cost(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(EvaluationPlan, "write", crash)
+        patched.setattr(RatingPlan, "write", crash)
         with pytest.raises(KeyboardInterrupt):
             run_own(tmp_path / "run")
     folder = RunFolder(tmp_path / "run")

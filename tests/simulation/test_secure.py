@@ -144,7 +144,7 @@ def test_the_ledger_holds_what_was_planned(tmp_path: Path) -> None:
     run(tmp_path, *RATED, "evaluation.cohort=same")
     config = RunFolder(tmp_path).read_config()
     spent = ledger(tmp_path).spent("user")
-    planned = releases_of(Plan(config).mechanism, 1.0, 3)
+    planned = releases_of(Plan(config).mechanism, Plan(config).run, 3)
     assert sorted(count for _, count in spent.entries) == [1, 1, 2]
     assert spent.epsilon(1e-3, "rdp") == pytest.approx(sum_of(planned), rel=1e-4)
 

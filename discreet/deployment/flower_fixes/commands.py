@@ -17,10 +17,11 @@ from discreet.logs import log_to
 
 SWITCH = "DISCREET_FLOWER_FIXES"
 NAMES = (
-    *("database", "content_garbage", "unread_messages", "failed_runs"),
+    *("database", "content_garbage", "unread_messages", "failed_runs", "local_callers"),
     *("supernode_replies", "supernode_pauses", "refused_nodes", "warm_clients"),
 )
 VERSIONS = ("1.41.0", "1.42.0")  # of Flower: what is replaced is the same in both
+OPERATORS = "DISCREET_OPERATORS"  # the variable with the numbers of further users who may call a SuperLink
 LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable that names a node's longest pause
 SHORTEST_SECONDS, FLOWERS_SECONDS = 0.5, 3.0  # of a node's pause between two looks for a message; Flower's always
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 from flwr.common.constant import SUPERLINK_NODE_ID, Status, SubStatus
@@ -13,7 +14,10 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.date import now
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.superlink import extensions
 from flwr.superlink.servicer.control import control_handlers
+
+from discreet.deployment.flower_fixes import local_callers
 
 # Milliseconds. Each of up to fifteen connections would keep 64 MB, and map 256 MB: KiB, SQLite's default; bytes.
 PRAGMAS = {"busy_timeout": "120000", "cache_size": "-2000", "mmap_size": "0"}
@@ -91,6 +95,7 @@ def stream_logs(
         yield UNREADABLE
 
 
+command = import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of this name
 SMALL = tuple({**dict(sql_mixin.SQLITE_PRAGMAS), **PRAGMAS}.items())  # type: ignore[attr-defined]
 FIXES: dict[str, list[tuple[Any, str, object]]] = {
     "database": [(sql_mixin, "SQLITE_PRAGMAS", SMALL)],
@@ -98,6 +103,10 @@ FIXES: dict[str, list[tuple[Any, str, object]]] = {
     "unread_messages": [
         (SqlLinkState, "delete_messages", delete_messages),
         (SqlLinkState, "start_session", start_session),
+    ],
+    "local_callers": [
+        (extensions, "get_middleware", local_callers.middleware),
+        (command, "uvicorn", local_callers.SERVER),
     ],
     "failed_runs": [(control_handlers, "_stream_logs", stream_logs)],
 }

@@ -62,9 +62,7 @@ class GuardedReplies:
         start_client_internal._insert_message(reply, state, object_store)
         push_what_lies_there(state, object_store, send, push_object)
 
-    def _reply(
-        self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float
-    ) -> Message:
+    def _reply(self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float) -> Message:
         run = state.get_run(message.metadata.run_id)
         fab = None if run is None else state.get_fab(run.fab_hash)
         context = None if run is None else state.get_run_series_context(run.series_id)
@@ -72,7 +70,7 @@ class GuardedReplies:
             return Message(Error(REFUSED, "this site's guard does not know the run"), reply_to=message)
         app = App(run.run_id, run.fab_id, run.fab_version, fab.hash_str, fab.content)
         try:
-            content = self.guard.answer(_whole(message, store), context, app)
+            answer = self.guard.answer(_whole(message, store), context, app)
         except Refused as refusal:
             logger.warning("refused: %s", refusal)
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
@@ -80,8 +78,9 @@ class GuardedReplies:
             logger.exception("nothing was released")
             wait_until(started + self.guard.policy.round_seconds)
             return Message(Error(REFUSED, FAILED), reply_to=message)
-        wait_until(started + self.guard.policy.round_seconds)
-        return Message(content, reply_to=message)
+        if answer.charged:
+            wait_until(started + self.guard.policy.round_seconds)
+        return Message(answer.content, reply_to=message)
 
 
 def _last_message(state: InMemoryNodeState) -> Message:

@@ -35,7 +35,7 @@ def tried(attempt: Callable[[], object]) -> object:
     """What an attempt gives; None if it fails."""
     try:
         return attempt()
-    except (Exception, SystemExit):
+    except (Exception, SystemExit):  # noqa: BLE001
         return None
 
 
@@ -83,7 +83,7 @@ def files(context: Context) -> dict[str, object]:
         "through a parent": tried(lambda: os.listdir(f"/proc/{os.getppid()}/root/{site}")),
         "up": tried(lambda: os.listdir(f"{context.node_config['data']}/../../../../{site}")),
         "passwords": tried(lambda: Path("/etc/passwd").read_text()),
-        "homes": tried(lambda: [each for each in os.listdir("/home") + os.listdir("/root")]),
+        "homes": tried(lambda: os.listdir("/home") + os.listdir("/root")),
     }
 
 
@@ -92,10 +92,7 @@ def processes(context: Context) -> dict[str, object]:
     others = [pid for pid in range(1, 4_000) if pid != os.getpid()]
     return {
         "command lines": tried(
-            lambda: [
-                pid for pid in others if tried(lambda pid=pid: Path(f"/proc/{pid}/cmdline").read_bytes())
-            ]
-            or None
+            lambda: [pid for pid in others if tried(lambda pid=pid: Path(f"/proc/{pid}/cmdline").read_bytes())] or None
         ),
         "signals": tried(lambda: [pid for pid in others if tried(lambda pid=pid: os.kill(pid, 0) or True)] or None),
         "guard": tried(lambda: os.kill(guard, signal.SIGTERM) or True),
@@ -106,9 +103,11 @@ def processes(context: Context) -> dict[str, object]:
 
 
 def rights(context: Context) -> dict[str, object]:
-    status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines()) if (
-        tried(lambda: Path("/proc/self/status").read_text())
-    ) else {}
+    status = (
+        dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
+        if (tried(lambda: Path("/proc/self/status").read_text()))
+        else {}
+    )
     return {
         "capabilities": status.get("CapEff", "0").strip("0") or None,
         "mount": called("mount", b"none", b"/tmp", b"tmpfs", ctypes.c_ulong(0), None),

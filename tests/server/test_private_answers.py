@@ -19,16 +19,16 @@ from torch import Tensor
 from discreet.data.datasets import load_task
 from discreet.data.examples import TaskShape
 from discreet.data.targets import LABELS, Target
-from discreet.evaluation.private_answers import RocPoint, ask, roc_points, statistics_noise, with_range
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.sums import AnswerSum, answer_round
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.answers import Block
 from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, metric_blocks
 from discreet.queries.query import Query, Sums, shape_of_data
+from discreet.queries.roc import RocPoint, roc_points
 from discreet.queries.statistic_answers import statistic_blocks
+from discreet.server.data_questions import ask, statistics_noise, with_range
 from discreet.server.plan import planned, resolve_noise
 from discreet.server.run_context import RunContext
 from discreet.server.session import resolve
@@ -36,6 +36,7 @@ from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.settings import Settings
 from tests.replay import replay
+from tests.rounds import query_of
 
 NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
 Client = tuple[Tensor, Tensor]
@@ -58,8 +59,7 @@ def mechanism(config: Settings, asked: Query) -> Callable[[Sequence[Client], Ran
         charged: list[object] = []
         # What a client sends is beyond the server's control: it is clipped there once more.
         parts = [TrainReply(1, torch.zeros(0), False, answer=asked.answer(*client).float()) for client in clients]
-        sums = answer_round(parts, AnswerSum(how), event=config.statistics.event, source=source, charge=charged.append)
-        return sums, charged
+        return query_of(how, parts, source, charged.append), charged
 
     return run
 

@@ -1,1 +1,0 @@
-"""Private ratings and statistics at the server, and tables of predictions."""

@@ -1,0 +1,133 @@
+"""What a site's people do with a guard beside running it: check its walls, try an app, read what has run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.common.serde import context_to_proto
+
+from discreet.guard.block_app import SELF_TEST, TRIAL, BlockTask
+from discreet.guard.guard_policy import BlockSettings, GuardPolicy
+from discreet.guard.patient_blocks import archive_of, mock_archive
+from discreet.guard.sandbox import BlockInput, Sandbox, SandboxError
+from discreet.guard.site_guard import JOURNAL, block_limits, opened_again
+from discreet.settings.rules import ConfigError
+
+TRIAL_SECONDS = 120.0
+
+
+def broken_walls(policy: GuardPolicy) -> list[str]:
+    """What a hostile app reaches from a block of this site's sandbox; empty if the walls hold. SandboxError: it can't
+    be started, or a block in it."""
+    with tempfile.TemporaryDirectory() as folder, listening(Path(folder)) as (port, path):
+        facts = {
+            "site": policy.blocks.folder,
+            "ledger": policy.ledger,
+            "port": str(port),
+            "socket": str(path),
+            "guard": str(os.getpid()),
+        }
+        said = _run_once(policy, _task(policy, SELF_TEST, facts=facts), archive_of({}))
+    lines = said.strip().splitlines()
+    try:
+        return [str(each) for each in json.loads(lines[-1])]
+    except (IndexError, ValueError) as error:
+        raise SandboxError(f"the self-test did not run: {' '.join(lines[-1:])}") from error
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[tuple[int, Path]]:
+    """A TCP port and a UNIX socket that take connections."""
+    path = folder / "socket"
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(path))
+        unix.listen()
+        yield int(tcp.getsockname()[1]), path
+
+
+def try_app(app: Path, mock: Path, policy: GuardPolicy) -> str:
+    """All that an app prints when it runs as a whole in a block with the public rows in `mock`."""
+    bundle = bundle_of(app)
+    if not mock.is_dir():
+        raise ConfigError(f"--mock: {mock} is no folder")
+    config, name, version = described(bundle)
+    digest = hashlib.sha256(bundle).hexdigest()
+    task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
+    return _run_once(policy, task, mock_archive(mock))
+
+
+def bundle_of(app: Path) -> bytes:
+    """The bundle of an app: a .fab file, or a folder that is packed as `flwr build` does."""
+    from flwr.cli.build import build_fab_from_disk
+
+    if app.is_dir():
+        return build_fab_from_disk(app)
+    try:
+        return app.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{app} can't be read: {error.strerror}") from error
+
+
+def described(bundle: bytes) -> tuple[dict[str, Any], str, str]:
+    """The run configuration of a bundle, its id and its version."""
+    from flwr.common.config import flatten_dict, get_fab_config, get_metadata_from_config
+
+    config = get_fab_config(bundle)
+    name, version = get_metadata_from_config(config)
+    return dict(flatten_dict(config["tool"]["flwr"]["app"].get("config", {}))), name, version
+
+
+def trial_policy(mock: Path) -> GuardPolicy:
+    """A policy for a trial where there is no guard.toml."""
+    blocks = BlockSettings(folder=str(mock), id="-", count=2)
+    return GuardPolicy(
+        ledger="-", blocks=blocks, max_epsilon=1.0, max_delta=1e-5, min_noise_multiplier=1.0,
+        block_seconds=TRIAL_SECONDS, any=True,
+    )  # fmt: skip
+
+
+def journal_lines(policy: GuardPolicy) -> Iterator[str]:
+    """What a guard has answered and refused, a line each, oldest first."""
+    path = opened_again(policy) / JOURNAL
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
+        if "refused" in row:
+            yield f"{what}: refused: {row['refused']}"
+        else:
+            drawn = f"{row['drawn']} blocks, {row['failed']} gave nothing"
+            yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
+
+
+def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
+    """A task of this site's own people. `more`: fields of `BlockTask`, and the run's `config`."""
+    context = Context(1, 1, {}, RecordDict(), more.pop("config", {}))
+    empty: dict[str, Any] = {"app": ("", "", ""), "bundle": b"", "message": b"", "metric": ""}
+    return BlockTask(
+        **{**empty, "run_id": 1, "node_id": 1, "names": (), "sizes": (), **more},
+        context=context_to_proto(context).SerializeToString(),
+        limits=block_limits(policy),
+        instead=instead,
+    )
+
+
+def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> str:
+    """What one block prints."""
+    sandbox = Sandbox(policy)
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(archive)
+            file.flush()
+            (result,) = sandbox.run(task, [BlockInput(0, file.fileno(), b"")])
+    finally:
+        sandbox.close()
+    return result.log.decode(errors="replace")

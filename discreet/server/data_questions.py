@@ -1,0 +1,151 @@
+"""Questions about clients' data before the first round: statistics, and what inputs are normalised by.
+
+Everybody is asked once, and what comes back is noised at the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from discreet.data.description import read_description
+from discreet.data.examples import SHAPES, Task
+from discreet.data.folder import FOLDER, SCALE
+from discreet.ledger.budget import BudgetSpent, require_room_for
+from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.round_state import RoundStart
+from discreet.mechanisms.sums import AnswerRelease, Replies
+from discreet.protocol.messages import TrainRequest, Work
+from discreet.queries.answers import Estimate
+from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
+from discreet.queries.statistic_answers import normaliser_from
+from discreet.server.plan import Plan
+from discreet.server.round import RunLedger, one_query
+from discreet.server.run_context import RunContext
+from discreet.server.run_folder import write_json
+from discreet.server.transport import NobodyAnswers, ReplyStats, Transport
+from discreet.settings.data import NormaliserConfig, StatisticsConfig
+from discreet.settings.privacy import USER
+from discreet.settings.rules import ConfigError
+from discreet.settings.settings import Settings
+
+BEFORE = 0  # the round that a ledger names for what is asked before the first one
+
+logger = logging.getLogger("discreet")
+
+
+def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
+    """The release of the sum of all clients' answers of `length` numbers about their data."""
+    population, noise = plan.run.user.population_size, plan.run.statistics.noise_multiplier
+    event = plan.run.statistics.event
+    return AnswerRelease(length, float(population), noise, plan.run.noise, population, event=event)
+
+
+def with_range(asked: StatisticsConfig, data: str, path: str | None) -> StatisticsConfig:
+    """The statistics that are asked for, with the public range in which the data declare that all inputs lie, as a
+    model reads them, unless it is given; without one if they declare none."""
+    shape, declared = SHAPES.get(data), None
+    if data == FOLDER and path is not None:
+        description = read_description(Path(path).expanduser().resolve())
+        declared = SCALE if description.low is not None or description.columns else None
+    elif shape is not None and not shape.num_tokens:
+        declared = shape.scale
+    return asked if asked.low is not None or declared is None else replace(asked, low=declared[0], high=declared[1])
+
+
+def with_constants(config: Settings, task: Task) -> Settings:
+    """The configuration with the public range, and with what `data.normalise=public` normalises by: the middle and half
+    of that range, unless it is given. ConfigError: inputs can't be normalised so."""
+    means, kind = config.normaliser.means, config.data.normalise
+    config = replace(config, statistics=with_range(config.statistics, config.data.name, config.data.path))
+    if kind == "none" and means is not None:
+        raise ConfigError("normaliser.means must be left out with data.normalise=none, which does not read them")
+    if kind == "none" and not config.statistics.only:
+        return config
+    if kind != "none" and config.model.name == "scattering":
+        raise ConfigError("data.normalise must be none with model.name=scattering, whose transform reads plain pixels")
+    shape = shape_of_data(config.statistics, task.shape)
+    if means is not None and len(means) != shape.columns:
+        raise ConfigError(f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})")
+    if kind == "private" and means is not None and not config.resume:
+        raise ConfigError("normaliser.means must be left out with data.normalise=private: clients are asked for them")
+    if kind != "public" or means is not None:
+        return config
+    middle, half = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
+    return replace(config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns))
+
+
+def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
+    """Yields the answers of all available clients to a question about their data. They get no parameters.
+    NobodyAnswers: none has answered; nothing is charged then."""
+    available, stats = list(transport.available_clients()), ReplyStats()
+    asked = TrainRequest(1, plan.first_clip_norm, plan.run, work=Work(trains=False, query=name))
+    yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
+    stats.log_failures()
+    logger.info("%d of %d clients answered what their data are like", stats.accepted, len(available))
+    if available and not stats.accepted:
+        raise NobodyAnswers(f"nobody gave a usable answer; the last: {stats.reasons[-1]}")
+
+
+def found_normaliser(run: RunContext, task: Task, answers: Replies) -> NormaliserConfig:
+    """The means and deviations that clients' answers to NORMALISE give. ConfigError as `ask`."""
+    query = query_of(NORMALISE, run.plan.run, task.shape)
+    found = query.read(ask(run, query, answers, name=NORMALISE))
+    normaliser = normaliser_from(found, shape_of_data(run.plan.run.statistics, task.shape))
+    count = shape_of_data(run.plan.run.statistics, task.shape).columns
+    logger.info("inputs are normalised by %d means and deviations that clients were asked for", count)
+    return normaliser
+
+
+def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
+    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
+    what the query is for; each has draws of its own. ConfigError: it would pass the budget of the run, or of all runs
+    if it charges an account; nobody is asked then."""
+    event, ledger, what = run.plan.run.statistics.event, run.ledger, "asking clients about their data"
+    charged = Charge(BEFORE, USER, "", event)
+    try:
+        require_room_for(charged, what, ledger=ledger, budget=run.plan.budget())
+    except BudgetSpent as error:
+        raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
+    # What is asked again draws anew: the same noise on two sums would give their difference away.
+    source = run.source.child(name, ledger.spent(USER).num_releases)
+    how = statistics_noise(run.plan, query.length)
+    before = RoundStart(BEFORE, torch.zeros(0), run.plan.first_clip_norm)
+    return one_query(before, how, answers, RunLedger(ledger), source)
+
+
+def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
+    """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written. ConfigError:
+    asking would pass the budget; nobody is asked then."""
+    query = query_of(STATISTICS, run.plan.run, task.shape)
+    found = query.read(ask(run, query, answers, name=STATISTICS))
+    told, user, path = run.plan.run, run.plan.guarantees[0], run.folder.path / "statistics.json"
+    epsilon, seeded = run.ledger.spent(USER).epsilon(told.delta, told.accountant), run.plan.settings.seed is not None
+    spent = {
+        "noise_multiplier": told.statistics.noise_multiplier,
+        "unit": user.unit,
+        "adjacency": user.adjacency,
+        "delta": told.delta,
+        "epsilon": epsilon,
+        "accountant": told.accountant,
+        "protects_nobody": seeded,
+    }
+    numbers = {what: {of: asdict(one) for of, one in row.items()} for what, row in found.items()}
+    write_json(path, {"statistics": numbers, "privacy": spent})
+    nobody = "; seed is set, so that the noise protects nobody" if seeded else ""
+    return (
+        f"{_table(found)}\nuser-level: epsilon {epsilon:.4g} by {told.accountant} at delta {told.delta:g} spent by now "
+        f"({user.unit}; {user.adjacency}){nobody}\nwritten to {path}\n"
+    )
+
+
+def _table(found: Mapping[str, Mapping[str, Estimate]]) -> str:
+    rows = [("statistic", "of", "value", "standard error")]
+    for what, row in found.items():
+        rows += [(what, of, f"{one.value:.5g}", f"{one.standard_error:.2g}") for of, one in row.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)

@@ -1,0 +1,123 @@
+"""`discreet site`: split, check, try and log, as a site's people type them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from discreet.cli.main import main
+from discreet.guard import site_check
+from discreet.guard.site_guard import SiteGuard
+from discreet.ledger.rollback_guard import STATE_VARIABLE
+from discreet.node.account import Refused
+from tests.guard.guarded_sites import PATIENTS_APP, open_folder, owned
+from tests.guard.made import HOSTILE, PlayedSandbox, context, message, site, table
+from tests.guard.test_attacks import can_not
+from tests.guard.test_block_release import APP, PATIENTS, opposed
+from tests.guard.unprivileged import ROOT, as_nobody
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    if reason := can_not("bubblewrap"):
+        pytest.skip(reason)
+    with open_folder() as made:
+        yield made
+
+
+def said(folder: Path, *words: str, code: int = 0) -> str:
+    """What the command says to a user without rights."""
+    owned(folder)
+    environment = {**os.environ, STATE_VARIABLE: str(folder / "state"), "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    command = as_nobody([sys.executable, "-m", "discreet", "site", *words])
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_split_is_told_and_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["site", "split", str(table(tmp_path, PATIENTS)), "--id", "patient", "--blocks", "2"]
+    assert main([*words, "--out", str(tmp_path / "site")]) == 0
+    assert "6 patients in 2 blocks" in capsys.readouterr().out
+    assert main([*words, "--out", str(tmp_path / "site")]) == 2
+    assert "a site is split once" in capsys.readouterr().err
+
+
+def test_a_site_as_one_unit_has_one_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(table(tmp_path, PATIENTS))
+    assert main(["site", "split", data, "--unit", "site", "--out", str(tmp_path / "site")]) == 0
+    assert "all rows in 1 blocks" in capsys.readouterr().out
+    assert main(["site", "split", data, "--unit", "site", "--id", "patient", "--out", str(tmp_path / "b")]) == 2
+
+
+def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
+    site(folder / "guard", PATIENTS)
+    found = said(folder, "check", str(folder / "guard" / "guard.toml"))
+    assert "policy, split and account are in order" in found
+    assert "a hostile app reaches nothing in bubblewrap" in found
+
+
+def test_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert any("does not run as root" in fault for fault in site_check.faults_of(site(tmp_path, PATIENTS)))
+
+
+def test_landlock_runs_one_block_at_a_time(tmp_path: Path) -> None:
+    policy = site(tmp_path, PATIENTS, enclosure="landlock", at_once=2)
+    assert any("at-once must be 1" in fault for fault in site_check.faults_of(policy))
+
+
+def test_try_runs_all_of_an_app_on_public_rows(folder: Path) -> None:
+    mock = folder / "mock"
+    mock.mkdir()
+    (mock / "train.csv").write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
+    app = copied(PATIENTS_APP, folder, ('test = ""', 'test = "/tmp/data/train.csv"'), ("features = 13", "features = 2"))
+    found = said(folder, "try", str(app), "--mock", str(mock))
+    assert "guard: 6 values, an update of norm" in found
+    assert "round 30: accuracy 1.0000" in found
+    assert "the digest of this bundle" in found
+
+
+def test_try_shows_an_error_with_its_line(folder: Path) -> None:
+    (folder / "mock").mkdir()
+    (folder / "mock" / "rows.csv").write_text("patient,value\na,1\n")
+    app = copied(HOSTILE, folder, ('attack = ""', 'attack = "raise"'))
+    assert "ValueError: a row: [1.0]" in said(folder, "try", str(app), "--mock", str(folder / "mock"))
+
+
+def copied(app: Path, folder: Path, *changes: tuple[str, str]) -> Path:
+    """A copy of an app with another configuration."""
+    made = folder / "app"
+    for path in sorted(app.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            target = made / path.relative_to(app)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    project = made / "pyproject.toml"
+    for old, new in changes:
+        assert old in project.read_text()
+        project.write_text(project.read_text().replace(old, new))
+    return made
+
+
+def test_the_log_says_what_ran_what_it_cost_and_what_was_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = site(tmp_path, PATIENTS)
+    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard.answer(message(), context(), APP)
+    with pytest.raises(Refused):
+        guard.answer(message(kind="query"), context(), APP)
+    assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "stranger/app 1.0.0" in first
+    assert "2 blocks, 0 gave nothing; epsilon" in first
+    assert "refused: this site's guard answers no message of type query" in second

@@ -1,0 +1,107 @@
+"""Rounds by the page of the server, `discreet.server.round.one_round`, with replies that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor
+
+from discreet.mechanisms.mechanism import Mechanism
+from discreet.mechanisms.round_state import Released, RoundStart
+from discreet.mechanisms.sums import AnswerMechanism, Reply
+from discreet.privacy.randomness import RandomSource
+from discreet.protocol.messages import TrainRequest
+from discreet.queries.query import Sums
+from discreet.server.plan import Plan
+from discreet.server.round import RunLedger, one_query, one_round
+from discreet.server.server_optimizer import ServerOptimizer, ServerSGD
+from discreet.server.state import State
+
+Charge = Callable[[DpEvent], object]
+
+
+def free(event: DpEvent) -> None:
+    """A charge that is written nowhere."""
+
+
+class Everybody:
+    """Draws nobody: the replies are there already, and no randomness is used for them."""
+
+    def draw(self, members: Sequence[int], source: object, *, number: int) -> list[int]:
+        return []
+
+
+@dataclass
+class Answered:
+    """Clients whose replies are there already."""
+
+    replies: Iterable[Reply]
+
+    def available_clients(self) -> Sequence[int]:
+        return ()
+
+    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Reply]:
+        return self.replies
+
+
+class OnlyCharges:
+    """What `RunLedger` needs of a ledger on disk."""
+
+    def __init__(self, charge: Charge) -> None:
+        self.to = charge
+
+    def charge(self, charges: Sequence[Any]) -> None:
+        for each in charges:
+            self.to(each.event)
+
+
+class Unsplit:
+    """A source that gives its cohort none, and its noise itself: a test's source is that of the noise."""
+
+    def __init__(self, source: RandomSource) -> None:
+        self.source = source
+
+    def child(self, name: str) -> RandomSource | None:
+        return self.source if name == "noise" else None
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """What a round needs of a plan."""
+
+    mechanism: Mechanism
+    optimizer: ServerOptimizer
+    sampling: Everybody = field(default_factory=Everybody)
+
+    @property
+    def denominator(self) -> float:
+        return cast(Any, self.mechanism).run.expected_cohort
+
+    def request(self, state: State) -> TrainRequest:
+        return TrainRequest(state.round + 1, state.clip_norm, cast(Any, self.mechanism).run)
+
+
+def round_of(
+    mechanism: Mechanism,
+    state: State,
+    replies: Iterable[Reply],
+    source: RandomSource,
+    *,
+    optimizer: ServerOptimizer = ServerSGD(),  # noqa: B008
+    charge: Charge = free,
+    before: int = 0,
+) -> tuple[State, Released]:
+    """The state after a round of these replies, and what it releases; `source`: of the noise."""
+    plan = cast(Plan, RoundPlan(mechanism, optimizer))
+    ledger = RunLedger(cast(Any, OnlyCharges(charge)), before)
+    return one_round(state, plan, Answered(replies), ledger, cast(RandomSource, Unsplit(source)))
+
+
+def query_of(answers: AnswerMechanism, replies: Iterable[Reply], source: RandomSource, charge: Charge = free) -> Sums:
+    """The noised sum of the answers of a cohort that is asked for nothing else."""
+    ledger = RunLedger(cast(Any, OnlyCharges(charge)))
+    return one_query(RoundStart(0, torch.zeros(0), 1.0), answers, replies, ledger, source)

@@ -1,0 +1,107 @@
+"""Files of a run, or of a node, that somebody has damaged: one line that names the file, and no claim beyond it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from discreet.cli.main import main
+from discreet.ledger.durable_ledger import LedgerError
+from discreet.masking.identity import Directory, IdentityError
+from discreet.server.run_folder import CONFIG, STATUS, RunFolder, RunSecrets, read_status, write_tensors
+from discreet.settings.compose import load_config
+from discreet.simulation.in_process import simulate
+
+SMALL = ("rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn")
+NESTED = "[" * 50_000
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    simulate(load_config([*SMALL, f"output_dir={tmp_path / 'run'}"]))
+    return RunFolder(tmp_path / "run")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line with which a command refuses."""
+    assert main(words) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1
+    return refused
+
+
+@pytest.mark.parametrize("text", [NESTED, "rounds: " + "x" * 100_000, "x" * 100_000 + ": 1", "{{{", "\xff"])
+def test_a_damaged_configuration_is_said_in_a_line_that_can_be_read(
+    run: RunFolder, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / CONFIG).write_bytes(text.encode("latin-1"))
+    for words in (("status", str(run.path)), ("simulate", "resume=true", f"output_dir={run.path}", "rounds=2")):
+        refused = said(capsys, *words)
+        assert f"{run.path / CONFIG} is damaged: " in refused
+        assert len(refused) < 2500
+
+
+def test_a_configuration_that_can_not_be_read_is_no_run_in_which_nothing_was_spent(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / CONFIG).unlink()
+    (run.path / CONFIG).mkdir()
+    refused = said(capsys, "simulate", "resume=true", f"output_dir={run.path}", "rounds=2")
+    assert refused == f"discreet: {run.path / CONFIG} can't be read: Is a directory\n"
+
+
+def test_secrets_that_are_another_file_of_the_run_are_refused(run: RunFolder, tmp_path: Path) -> None:
+    secrets = RunSecrets(run.path)
+    for other in (run.checkpoint_path, run.path / "model.safetensors"):
+        shutil.copy(other, secrets.path)
+        with pytest.raises(LedgerError, match=r"secrets\.safetensors holds no secrets of a run"):
+            secrets.load()
+    kept = {name: torch.zeros(1) for name in ("round", "total", "keys", "replies")}
+    write_tensors(secrets.path, kept, {})  # as versions without a mark wrote it
+    assert secrets.load().keys() == kept.keys()
+    secrets.save({"one": torch.ones(1)})
+    assert secrets.load()["one"] == 1
+
+
+def test_nested_texts_of_other_files_are_damaged_and_no_traceback(run: RunFolder, tmp_path: Path) -> None:
+    peers = tmp_path / "peers.json"
+    peers.write_text(NESTED)
+    with pytest.raises(IdentityError, match=r"peers\.json is no JSON object of names and public keys"):
+        Directory.read(peers)
+    (run.path / STATUS).write_text(NESTED)
+    assert read_status(run) is None
+    state = json.dumps({"round": 1})
+    write_tensors(run.checkpoint_path, {}, {"ledgers": NESTED, "state": state})
+    with pytest.raises(LedgerError, match="is damaged"):
+        run.load_checkpoint()
+
+
+INTERRUPTED = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from discreet.cli.main import main
+raise SystemExit(main(["status", "no/such/run"]))
+"""
+
+
+@pytest.mark.parametrize("imported", ["click", "typer", "discreet.cli.verbs", "discreet.cli.status", "torch"])
+def test_a_ctrl_c_during_any_import_ends_in_one_line(imported: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, imported]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "discreet: ended by Ctrl-C\n")
+
+
+def test_a_word_that_the_locale_can_not_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = said(capsys, "simulate", "output_dir=out/gr\udcc3\udcb6\udcc3\udc9fe")
+    assert "the locale of this process can't read output_dir=out/gr????e: set LC_ALL=C.UTF-8" in refused
