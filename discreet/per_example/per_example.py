@@ -41,7 +41,7 @@ from discreet.per_example.objective import (
 from discreet.per_example.passes import FEWEST, Part, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.refusals import Unserved
-from discreet.per_example.terms import Term, without
+from discreet.per_example.terms import Term, floats_at_once, without
 from discreet.per_example.trial import check_layers, try_out, unmoved
 from discreet.privacy.clipping import check_clip, clip_factors
 
@@ -237,7 +237,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[Part]:
     """Gradients of one example after the other, for some at a time."""
     count, device = count_of(inputs), objective.parameters[0].device
-    step = max(1, _BUILT_FLOATS // sum(slot.shape.numel() for slot in objective.slots.values()))
+    held = floats_at_once(_BUILT_FLOATS, device)
+    step = max(1, held // sum(slot.shape.numel() for slot in objective.slots.values()))
     for start in range(0, count, step):
         places = torch.arange(start, min(start + step, count), device=device)
         rows = max(len(places), min(step, FEWEST))
