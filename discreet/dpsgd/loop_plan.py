@@ -56,6 +56,8 @@ class LoopPrivacy:
       seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
       max_physical_batch: the most examples that are read and worked on at a time. The loop then yields larger batches
         in pieces; None: whole.
+      rows_per_owner: with `DPSGD(..., owners=...)` the most rows of one owner in a step, drawn secretly. More need no
+        more noise, and more work.
       distributed: the loop is one of the processes of torch.distributed's default group, each of which works on its
         part of every batch. All are given the same; the first one keeps the account and draws the one noise.
 
@@ -71,6 +73,7 @@ class LoopPrivacy:
     public_num_examples: int | None = None
     seed: int | None = None
     max_physical_batch: int | None = None
+    rows_per_owner: int = 8
     distributed: bool = False
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ class LoopPrivacy:
             raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
         if self.accountant not in ACCOUNTANTS:
             raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
-        for name in ("public_num_examples", "max_physical_batch"):
+        for name in ("public_num_examples", "max_physical_batch", "rows_per_owner"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
 
