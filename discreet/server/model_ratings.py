@@ -16,8 +16,9 @@ from discreet.mechanisms.sums import AnswerMechanism, AnswerRelease, rating_rele
 from discreet.queries.query import Query, Sums
 from discreet.queries.roc import RocPoint, roc_points
 from discreet.queries.scores import BY_NOISE, ERROR, Rated
+from discreet.server.csv_text import csv_text
 from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder, csv_text, replace_file
+from discreet.server.run_folder import RunFolder, replace_file
 from discreet.settings.data import EvaluationConfig
 
 if TYPE_CHECKING:

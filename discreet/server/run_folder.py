@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import json
 import logging
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -42,6 +40,7 @@ from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
 from discreet.mechanisms.round_state import CarriedState
 from discreet.queries.scores import score_columns
+from discreet.server.csv_text import csv_text
 from discreet.server.plan import Plan
 from discreet.server.state import State
 from discreet.settings.compose import parse_config
@@ -59,7 +58,6 @@ OVER = ("finished", "stopped")  # the files of the run folder are complete
 SECRETS = "secrets.safetensors"
 KEPT, BEFORE_KEPT = "secrets", {"round", "total", "keys", "replies"}  # its mark; what it held before it had one
 LOCK_SECONDS = 30.0
-FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")  # what a spreadsheet computes, and no number
 METRICS = (  # after round, loss and the scores of the task
     *("clip_norm", "fraction_below", "cohort", "replies"),
     *("epsilon_user", "epsilon_example", "epsilon_local", "seconds"),
@@ -156,8 +154,7 @@ class RunFolder:
     def save_checkpoint(self, state: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
         """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
         path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
-        names = [field.name for field in dataclasses.fields(state) if field.name != "carried"]
-        numbers = {name: getattr(state, name) for name in names}
+        numbers = {name: value for name, value in vars(state).items() if name != "carried"}
         tensors = {name: numbers.pop(name) for name in ("params", "velocity", "second_moment")}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
         positions = {each.name: DurableLedger(each).position() for each in ledgers}
@@ -377,19 +374,6 @@ def write_json(path: Path, facts: Mapping[str, Any]) -> str:
     text = json.dumps(json_ready(facts), indent=2) + "\n"
     replace_file(path, text.encode())
     return text
-
-
-def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
-    """A line for each row, in which a spreadsheet finds no formula: a text that is no number and begins as a formula
-    gets an apostrophe before it.
-
-    >>> csv_text([["=1+1", "-0.5", -1]])
-    "'=1+1,-0.5,-1\\n"
-    """
-    text = io.StringIO(newline="")
-    plain = ([f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row] for row in rows)
-    csv.writer(text, lineterminator=end).writerows(plain)
-    return text.getvalue()
 
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
