@@ -360,14 +360,14 @@ BY_TEST |= {
     ),
     "mechanisms/test_correlated_noise.py::test_the_slack_of_the_grid_is_for_each_term_that_a_rounds_noise_has": Fault(
         "correlated noise on the grid has slack for one term",
-        "mechanisms.correlated_noise:CorrelatedNoise.grid_slack",
+        "mechanisms.correlated_noise:CorrelatedNoise._slack",
         lambda real: lambda self, *given: real(self, *given) / self.run.rounds,
     ),
     "dpsgd/test_item_watch.py::test_a_data_set_that_mixes_items_is_refused_and_charges_no_batch_with_one": Fault(
         "an item may be mixed from rows of its data set", "dpsgd.item_watch:rows_at", always(set())
     ),
     "dpsgd/test_state.py::test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out": Fault(  # noqa: E501
-        "a loop goes on without its state", "dpsgd.dpsgd:_check_fresh", always(None)
+        "a loop goes on without its state", "dpsgd.loop_checks:check_fresh", always(None)
     ),
     "node/test_allowance.py::test_no_door_imports_what_a_server_names_and_the_owner_does_not": Fault(
         "a node imports the mechanism that a server names", "node.allowance:_check_mechanism", always(None)
