@@ -20,6 +20,7 @@ from discreet.masking.wire import MaskingRefused, Stage
 from discreet.node.account import Refused
 from discreet.node.secure_aggregation import FORGOTTEN_SECONDS, forget
 from discreet.server.run_folder import RunFolder
+from discreet.server.transport import NobodyAnswers
 from tests.flower.masked_grid import Nodes, federated, nodes, words_of
 from tests.masking.federation import RUN, Federation, federation, terms_of
 from tests.node.clients import client, examples, linear, params_of
@@ -150,7 +151,8 @@ def test_a_node_with_a_spent_budget_sends_no_vector_and_is_charged_nothing(tmp_p
     first = DurableLedger(tmp_path / "node-1.db").spent("user")
     assert first.num_releases == 1
     more = words_of(tmp_path / "more", "privacy.user.max_epsilon=4", rounds=1)
-    federated(more, grid)
+    with pytest.raises(NobodyAnswers, match="abandoned"):
+        federated(more, grid)
     # Over both runs it would be more: its own ledger says so, whatever the server counts.
     assert any("the user-level budget is spent" in reason for reason in grid.refusals())
     assert DurableLedger(tmp_path / "node-1.db").spent("user") == first
