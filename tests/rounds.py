@@ -101,7 +101,9 @@ def round_of(
     return one_round(state, plan, Answered(replies), ledger, cast(RandomSource, Unsplit(source)))
 
 
-def query_of(answers: AnswerMechanism, replies: Iterable[UsableReply], source: RandomSource, charge: Charge = free) -> Sums:
+def query_of(
+    answers: AnswerMechanism, replies: Iterable[UsableReply], source: RandomSource, charge: Charge = free
+) -> Sums:
     """The noised sum of the answers of a cohort that is asked for nothing else."""
     ledger = RunLedger(cast(Any, OnlyCharges(charge)))
     return one_query(RoundStart(0, torch.zeros(0), 1.0), answers, replies, ledger, source)
