@@ -121,8 +121,8 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
 
 def choice_costs(records: Sequence[RunRecord]) -> list[str]:
     """The price of picking one of several runs by its result, which is a release too: a sentence for each guarantee.
-    Each states epsilons by RDP at the largest delta of the runs: of the most expensive run, and of all runs together, which
-    holds whatever is picked or published of them. Runs whose noise protects nobody count like the others."""
+    Each states epsilons by RDP at the largest delta of the runs: of the most expensive run, and of all runs together,
+    which holds whatever is picked or published of them. Runs whose noise protects nobody count like the others."""
     return [_choice_cost(records, name) for name in guarantee_names(records)] if len(records) > 1 else []
 
 
