@@ -199,27 +199,31 @@ BY_TEST = {
     ),
     # What a model, a loss and a server may not do.
     "per_example/test_trial.py::test_a_loss_that_mixes_examples_is_refused": Fault(
-        "a loss may mix examples", "per_example.trial:_mixes", always(False)
+        "a loss may mean a batch", "per_example.loss_trial:check_loss", always(None)
     ),
     "per_example/test_trial.py::test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name": Fault(
         "a forward may change the model's own state", "per_example.trial:moved_since", always([])
     ),
-    "per_example/test_watch.py::test_what_a_hook_does_is_watched_too": Fault(
-        "a forward may mix examples", "per_example.watch:Watch.check", always(None)
+    "per_example/test_watch.py::test_a_forward_whose_author_meant_a_batch_is_refused": Fault(
+        "a forward may mean a batch", "per_example.agreement:_check_alone", always(None)
     ),
-    "per_example/test_watch.py::test_a_call_of_the_same_shapes_is_checked_again_if_the_examples_lie_otherwise": Fault(
-        "what is known of a call is what was found for its shapes, wherever the examples are",
-        "per_example.watch:signature",
-        lambda signature: (
-            lambda watch, func, args, named: (
-                None
-                if signature(watch, func, args, named) is None
-                else (func, *(getattr(each, "shape", each) for each in args), *named.values())
-            )
-        ),
+    "per_example/test_watch.py::test_a_wrong_rule_is_noticed_on_made_up_examples": Fault(
+        "a forward is not compared with what single examples give", "per_example.agreement:_tried_on", always("")
     ),
-    "per_example/test_watch.py::test_what_is_not_known_is_not_watched": Fault(
-        "a forward is not compared with what single examples give", "per_example.passes:_tried_on", always("")
+    "per_example/test_watch.py::test_examples_that_answer_differently_are_run_apart": Fault(
+        "all examples take the way of the first one", "per_example.branches:are_alike", always(True)
+    ),
+    "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched": Fault(
+        "a branch may read what was drawn at random", "per_example.alone:Alone._check_drawn", always(None)
+    ),
+    "per_example/test_left_behind.py::test_what_an_outlier_leaves_on_a_module_reaches_no_later_step": Fault(
+        "what a forward leaves on a module stays there", "per_example.attributes:Attributes.put_back", always(None)
+    ),
+    "per_example/test_left_behind.py::test_a_hook_on_all_modules_is_part_of_the_forward": Fault(
+        "hooks on all modules are not looked at", "per_example.perceptron:_has_global_hooks", always(False)
+    ),
+    "per_example/test_left_behind.py::test_a_step_without_any_finite_gradient_is_an_error_and_costs_nothing": Fault(
+        "a step may be noise alone", "per_example.per_example:check_finite", always(None)
     ),
     "per_example/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported": Fault(  # noqa: E501
         "squares of norms are lost where they are too small for float32",
