@@ -129,8 +129,11 @@ def test_rounds_that_ask_nobody_or_bring_a_reply_do_not_end_a_run(tmp_path: Path
     def answer(number: int, client: int) -> TrainReply | Failure:
         return replies(number, client) if number == 2 else fails(number, client)
 
-    ready = training_run(session(tmp_path / "run", "rounds=8"), Scripted(answer))
-    ready.draw_cohort = lambda before: [*range(cohorts[before.round])]  # type: ignore[method-assign]
+    class Coming(Scripted):
+        def available_clients(self) -> Sequence[int]:
+            return range(cohorts.pop(0))
+
+    ready = training_run(session(tmp_path / "run", "rounds=8"), Coming(answer))
     with pytest.raises(NobodyAnswers, match="in 2 rounds in a row"):
         ready.run()
     assert ready.folder.read_metrics()[-1]["round"] == 7
