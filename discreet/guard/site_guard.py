@@ -341,5 +341,9 @@ def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
 
 
 def wait_until(moment: float) -> None:
-    """Sleeps until a moment of the monotonic clock."""
-    time.sleep(max(0.0, moment - time.monotonic()))
+    """Sleeps until a moment of the monotonic clock. One that has passed is told of: the time of a reply must not
+    depend on what blocks did."""
+    left = moment - time.monotonic()
+    if left < 0:
+        logger.warning("the reply is %.1f s late: give reply-seconds, longer than this round took", -left)
+    time.sleep(max(0.0, left))
