@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.serde import context_to_proto, message_to_proto
@@ -214,7 +215,8 @@ class SiteGuard:
             elif work.metric is not None:
                 yield of_metric(work.metric, float(result.vector[0]))
             else:
-                yield result.vector - sent
+                with np.errstate(over="ignore", invalid="ignore"):
+                    yield result.vector - sent  # what is not finite is dropped where it is added up
 
     def _task(self, message: Message, context: Context, app: App, *, work: Work) -> BlockTask:
         plain = Context(
