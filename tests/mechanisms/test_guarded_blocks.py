@@ -13,13 +13,14 @@ from discreet.mechanisms import guarded_blocks
 from discreet.mechanisms.guarded_blocks import GuardedBlocks
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
-from discreet.server.round import RoundSettings, dp_fedavg_round
 from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
+from discreet.settings.privacy import ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings
 from tests.node.clients import config
 from tests.replay import Replay, replay
+from tests.rounds import round_of
 
 C, Z = 0.5, 1.3
 UNIT = torch.tensor([C, 0.0, 0.0]) * (1 - 1e-5)
@@ -31,13 +32,13 @@ WORDS = (
 
 
 def made(*words: str) -> GuardedBlocks:
-    return GuardedBlocks(client_settings(config(*WORDS, *words)))
+    run = client_settings(config(*WORDS, *words))
+    return GuardedBlocks(run, ClipConfig(kind="fixed", norm=C), Sizes(3))
 
 
 def released(updates: list[TrainReply], source: RandomSource) -> object:
-    how = RoundSettings(5.0, ServerSGD(0.7), made())
     start = initial_state(torch.zeros(3), clip_norm=C)
-    state, metrics = dp_fedavg_round(start, updates, how, source=source, charge=lambda _: None)
+    state, metrics = round_of(made(), start, updates, source, optimizer=ServerSGD(0.7))
     return state, replace(metrics, replies=0)
 
 
@@ -59,8 +60,8 @@ def test_noise_for_c_would_cost_twice_what_is_charged() -> None:
 
 def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
     drawn = made("sampling.probability=0.5")
-    assert drawn.event(Z) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
-    assert drawn.sum_noise == 2 * Z
+    assert drawn.event(1) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
+    assert drawn.expected_noise(C).multiplier == 2 * Z
 
 
 @pytest.mark.parametrize(
@@ -68,4 +69,4 @@ def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
 )
 def test_what_a_guard_does_not_do_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="guarded blocks have"):
-        made(*words).event(Z)
+        made(*words)
