@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
-from discreet.mechanisms.central_gaussian import noise_of
+from discreet.mechanisms.central_gaussian import noise_of, user_price_settings
 from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
-from discreet.mechanisms.round_state import Released, RoundState
-from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import USER, ClipConfig, Sizes
+from discreet.mechanisms.round_state import Released
+from discreet.settings.client_settings import UNBOUND, ClientSettings
+from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from discreet.mechanisms.sums import CohortSum, Replies
-    from discreet.privacy.grid import Grid
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import Replies, RoundSum
     from discreet.privacy.randomness import RandomSource
 
 MOVES = 2  # clip norms by which one patient moves the sum: its block changes, and stays
@@ -30,28 +30,16 @@ MOVES = 2  # clip norms by which one patient moves the sum: its block changes, a
 
 @dataclass(frozen=True)
 class GuardedBlocks:
-    """All records of one patient, from everybody but the sites' operators.
+    """All records of one patient, from everybody but the sites' operators."""
 
-    Attributes:
-      run, clip, sizes: as those of every mechanism.
-    """
-
-    run: ClientSettings
-    clip: ClipConfig
-    sizes: Sizes
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
     answers: ClassVar[None] = None
     accountants: ClassVar[tuple[str, ...]] = ACCOUNTANTS
     participation: ClassVar[Participation] = IN_THE_CLEAR
-
-    def __post_init__(self) -> None:
-        user = self.run.user
-        rates = self.run.evaluation.private
-        if rates or user.adaptive or user.sampling not in ("poisson", "everyone"):
-            raise ConfigError(
-                "guarded blocks have privacy.user.clip.kind=fixed, sampling.kind=poisson or everyone, and rate nothing"
-            )
 
     def statement(self) -> Statement:
         user = self.run.user
@@ -72,48 +60,51 @@ class GuardedBlocks:
 
     @property
     def price_settings(self) -> Mapping[str, object]:
-        return {
-            "privacy.user.noise_multiplier": self.run.user.noise_multiplier,
-            "privacy.user.clip.kind": "fixed",
-        }
+        return user_price_settings(self.run)
+
+    @property
+    def sum_noise(self) -> float:
+        """The noise on the sum, over C: a patient moves the sum by 2C."""
+        return MOVES * noise_of(self.run)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
         from discreet.privacy.grid import grid_slack
 
-        slack = grid_slack if self._exact else None
-        noise = MOVES * noise_of(self.run)
-        return ExpectedNoise(noise, clip_norm, self.run.expected_cohort, "privacy.user.clip.norm", slack=slack)
+        slack = None
+        if self._exact:
+            slack = grid_slack
+        setting = "privacy.user.clip.norm"
+        return ExpectedNoise(self.sum_noise, clip_norm, self.run.expected_cohort, setting, slack=slack)
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
-        return poisson_round_event(self.run.user.probability, noise_multiplier=noise_of(self.run))
+        user = self.run.user
+        if self.run.evaluation.private or user.adaptive or user.sampling not in ("poisson", "everyone"):
+            raise ConfigError(
+                "guarded blocks have privacy.user.clip.kind=fixed, sampling.kind=poisson or everyone, and rate nothing"
+            )
+        return poisson_round_event(user.probability, noise_multiplier=noise_of(self.run))
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(noise_of(self.run))
 
-    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
-        """Clips once more, and adds up."""
-        from discreet.mechanisms.sums import CohortSum, in_the_clear
+    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
+        from discreet.privacy.grid import grid_for
 
-        total = CohortSum(state.params.numel(), state.clip_norm, self._grid(state))
-        for reply in replies:
-            total.take(in_the_clear(reply))
-        return total
+        size, clip_norm = state.params.numel(), state.clip_norm
+        grid = None
+        if self._exact:
+            scale, most = self.sum_noise * clip_norm, self.run.user.population_size
+            grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
+        return add_all(replies, RoundSum(CohortSum(size, clip_norm, grid)))
 
-    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
         """Noises the sum for 2C."""
         from discreet.privacy.mechanisms import Gaussian
 
-        noised = summed.clipped.noised(Gaussian(MOVES * noise_of(self.run)), source.child("update"))
-        return Released(noised, state.clip_norm, None, summed.replies)
+        noised = summed.updates.clipped.noised(Gaussian(self.sum_noise), source.child("update"))
+        return Released(noised, state.clip_norm, None, summed.updates.replies)
 
     @property
     def _exact(self) -> bool:
         return self.run.noise == "grid"
-
-    def _grid(self, state: RoundState) -> Grid | None:
-        from discreet.privacy.grid import grid_for
-
-        if not self._exact:
-            return None
-        scale, most = MOVES * noise_of(self.run) * state.clip_norm, self.run.user.population_size
-        return grid_for(state.clip_norm, state.params.numel(), largest_cohort=most, noise_scale=scale)

@@ -13,9 +13,7 @@ from discreet.mechanisms import guarded_blocks
 from discreet.mechanisms.guarded_blocks import GuardedBlocks
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
-from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
-from discreet.settings.privacy import ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings
 from tests.node.clients import config
@@ -32,14 +30,13 @@ WORDS = (
 
 
 def made(*words: str) -> GuardedBlocks:
-    run = client_settings(config(*WORDS, *words))
-    return GuardedBlocks(run, ClipConfig(kind="fixed", norm=C), Sizes(3))
+    return GuardedBlocks(client_settings(config(*WORDS, *words)))
 
 
 def released(updates: list[TrainReply], source: RandomSource) -> object:
     start = initial_state(torch.zeros(3), clip_norm=C)
-    state, metrics = round_of(made(), start, updates, source, optimizer=ServerSGD(0.7))
-    return state, replace(metrics, replies=0)
+    state, released = round_of(made(), start, updates, source)
+    return state, replace(released, replies=0)
 
 
 def neighbours() -> Replay:
@@ -61,7 +58,7 @@ def test_noise_for_c_would_cost_twice_what_is_charged() -> None:
 def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
     drawn = made("sampling.probability=0.5")
     assert drawn.event(1) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
-    assert drawn.expected_noise(C).multiplier == 2 * Z
+    assert drawn.sum_noise == 2 * Z
 
 
 @pytest.mark.parametrize(
@@ -69,4 +66,4 @@ def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
 )
 def test_what_a_guard_does_not_do_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="guarded blocks have"):
-        made(*words)
+        made(*words).event(1)
