@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.serde import context_to_proto, message_to_proto
 
 from discreet.accounting.events import PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
-from discreet.flower.array_layout import ArrayLayout, only_arrays
+from discreet.flower.array_layout import ROUND, ArrayLayout, only_arrays
 from discreet.guard.block_app import BlockTask
 from discreet.guard.block_release import (
     BlockRelease,
@@ -258,9 +258,12 @@ class SiteGuard:
 
 
 def _number(message: Message) -> int:
-    """The number of a message's round; 0 if it has none."""
+    """The number of a message's round, as Flower's strategies give it; 0 if it has none."""
     group = message.metadata.group_id
-    return int(group) if group.isdecimal() else 0
+    if group.isdecimal():
+        return int(group)
+    given = [record.get(ROUND) for record in message.content.values() if isinstance(record, ConfigRecord)]
+    return next((each for each in given if isinstance(each, int)), 0)
 
 
 def block_limits(policy: GuardPolicy) -> dict[str, float]:
