@@ -80,6 +80,7 @@ Digests = Annotated[
 Seconds = Annotated[float, Rule("at least 0", lambda value: value >= 0)]
 PublicConfig = Mapping[str, object]
 ENDING_SECONDS = 0.25  # of a slot, after the block's own time
+REPLY_SECONDS = 2.0  # for all that is done before the first slot and after the last one
 
 
 def _hyphened(prefix: str, *names: str) -> dict[str, str]:
@@ -163,7 +164,7 @@ class GuardPolicy:
     def round_seconds(self) -> float:
         """The time from a message to its reply, whatever happens in between."""
         slots = -(-self.blocks.count // self.at_once)
-        return max(self.reply_seconds, slots * self.slot_seconds)
+        return max(self.reply_seconds, slots * self.slot_seconds + REPLY_SECONDS)
 
     @property
     def slot_seconds(self) -> float:

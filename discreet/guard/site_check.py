@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from discreet.guard.enclosure import EnclosureError, check_landlock
+from discreet.guard.enclosure import MACHINE, EnclosureError, check_landlock
 from discreet.guard.guard_policy import BUBBLEWRAP, LANDLOCK, GuardPolicy, read_guard
 from discreet.guard.patient_blocks import read_blocks
 from discreet.guard.sandbox import readable_places
@@ -31,8 +32,8 @@ def check_site(path: Path) -> GuardPolicy:
 
 def faults_of(policy: GuardPolicy) -> Iterator[str]:
     """What keeps this user from starting the sandbox on this machine, a sentence each."""
-    if sys.platform != "linux":
-        yield "a guard needs Linux"
+    if (sys.platform, platform.machine()) != ("linux", MACHINE):
+        yield f"a guard needs Linux on {MACHINE}, whose system calls its filter knows"
         return
     if os.geteuid() == 0:
         yield "the guard does not run as root: limits do not bind root. Start it as another user"

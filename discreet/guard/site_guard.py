@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.serde import context_to_proto, message_to_proto
 
 from discreet.accounting.events import PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
-from discreet.flower.array_layout import ArrayLayout, only_arrays
+from discreet.flower.array_layout import ROUND, ArrayLayout, only_arrays
 from discreet.guard.block_app import BlockTask
 from discreet.guard.block_release import (
     BlockRelease,
@@ -214,7 +215,8 @@ class SiteGuard:
             elif work.metric is not None:
                 yield of_metric(work.metric, float(result.vector[0]))
             else:
-                yield result.vector - sent
+                with np.errstate(over="ignore", invalid="ignore"):
+                    yield result.vector - sent  # what is not finite is dropped where it is added up
 
     def _task(self, message: Message, context: Context, app: App, *, work: Work) -> BlockTask:
         plain = Context(
@@ -256,9 +258,12 @@ class SiteGuard:
 
 
 def _number(message: Message) -> int:
-    """The number of a message's round; 0 if it has none."""
+    """The number of a message's round, as Flower's strategies give it; 0 if it has none."""
     group = message.metadata.group_id
-    return int(group) if group.isdecimal() else 0
+    if group.isdecimal():
+        return int(group)
+    given = [record.get(ROUND) for record in message.content.values() if isinstance(record, ConfigRecord)]
+    return next((each for each in given if isinstance(each, int)), 0)
 
 
 def block_limits(policy: GuardPolicy) -> dict[str, float]:
@@ -341,5 +346,9 @@ def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
 
 
 def wait_until(moment: float) -> None:
-    """Sleeps until a moment of the monotonic clock."""
-    time.sleep(max(0.0, moment - time.monotonic()))
+    """Sleeps until a moment of the monotonic clock. One that has passed is told of: the time of a reply must not
+    depend on what blocks did."""
+    left = moment - time.monotonic()
+    if left < 0:
+        logger.warning("the reply is %.1f s late: give reply-seconds, longer than this round took", -left)
+    time.sleep(max(0.0, left))

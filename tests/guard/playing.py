@@ -108,14 +108,14 @@ class Played:
         return {"content": values, "seconds": time.monotonic() - started}
 
 
-def processes_of_this_user() -> list[int]:
-    """The processes of this user that sleep as the daemon of the hostile app does."""
+def left_over() -> list[int]:
+    """The processes with the name that the daemon of the hostile app has, on the whole machine."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if entry.stat().st_uid == os.getuid():
+            if (entry / "comm").read_text().strip() == "leftover":
                 found.append(int(entry.name))
-    return sorted(found)
+    return found
 
 
 def main(folder: Path, enclosure: str) -> int:
@@ -129,7 +129,7 @@ def main(folder: Path, enclosure: str) -> int:
                 said = played.answer(asked["attack"], kind)
             else:
                 said = played.run(asked["attack"], asked.get("blocks", [0]), kind)
-            said["processes"] = processes_of_this_user()
+            said["left over"] = left_over()
         except Exception as error:  # noqa: BLE001  (the test that asked for it says so)
             said = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(said, default=str), flush=True)

@@ -90,6 +90,7 @@ def secure_copy(folder: Path) -> Path:
     return copied
 
 
+@pytest.mark.slow
 def test_under_secure_aggregation_each_site_pays_for_its_patients_by_its_own_count(
     sites: tuple[Federation, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +111,7 @@ def test_under_secure_aggregation_each_site_pays_for_its_patients_by_its_own_cou
         assert 0.95 * noise * BLOCKS / 2 < event.renyi_noise_multiplier <= noise * BLOCKS / 2
 
 
-@pytest.mark.parametrize("attack", ["records", "raise"])
+@pytest.mark.parametrize("attack", [pytest.param("records", marks=pytest.mark.slow), "raise"])
 def test_the_server_of_a_hostile_app_sees_noised_arrays_and_a_constant(
     sites: tuple[Federation, list[Path]], attack: str
 ) -> None:

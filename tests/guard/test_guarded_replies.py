@@ -84,7 +84,15 @@ def test_what_is_refused_before_anything_ran_says_why() -> None:
     assert reply.error.reason == "the budget is spent"
 
 
-@pytest.mark.parametrize("error", [SandboxError("a row: 1.0"), ValueError("a row: 1.0"), OSError("a row: 1.0")])
+def test_a_node_whose_sandbox_has_ended_answers_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    node = Node(failing(SandboxError("the sandbox has ended")))
+    node.takes()
+    assert (len(node.sent), codes) == (1, [1])
+
+
+@pytest.mark.parametrize("error", [ArithmeticError("a row: 1.0"), ValueError("a row: 1.0"), OSError("a row: 1.0")])
 def test_a_failure_says_nothing_and_leaves_at_the_same_time(error: Exception) -> None:
     node = Node(failing(error))
     assert node.takes() >= SECONDS
@@ -108,6 +116,13 @@ def test_nobody_listens_for_an_app() -> None:
     server, thread = no_runtime_api(None, None)
     assert not thread.is_alive()
     assert server.should_exit is False  # type: ignore[attr-defined]
+
+
+def test_a_node_whose_walls_do_not_hold_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(supernode_guard, "check_site", lambda path: path)
+    monkeypatch.setattr(supernode_guard, "broken_walls", lambda policy: ["a TCP port"])
+    with pytest.raises(SandboxError, match="a hostile app would reach a TCP port"):
+        supernode_guard.install(tmp_path / "guard.toml")
 
 
 def test_with_another_flower_no_guarded_node_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import hashlib
 import importlib
 import importlib.metadata
 import logging
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -27,8 +29,9 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from discreet.deployment.flower_fixes.commands import VERSIONS
 from discreet.deployment.flower_fixes.supernode_fixes import PushObject, Send, push_what_lies_there
-from discreet.guard.guard_policy import read_guard
+from discreet.guard.operating import broken_walls
 from discreet.guard.sandbox import SandboxError
+from discreet.guard.site_check import check_site
 from discreet.guard.site_guard import App, SiteGuard, wait_until
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
@@ -48,6 +51,7 @@ class GuardedReplies:
 
     def __init__(self, guard: SiteGuard) -> None:
         self.guard = guard
+        self.broken = False
 
     def __call__(
         self, state: InMemoryNodeState, object_store: ObjectStore, send: Send, push_object: PushObject
@@ -62,6 +66,10 @@ class GuardedReplies:
         state.get_message_processing_duration = lambda message_id: RUNTIME  # type: ignore[method-assign]
         start_client_internal._insert_message(reply, state, object_store)
         push_what_lies_there(state, object_store, send, push_object)
+        if self.broken:
+            logger.error("the sandbox has ended, and this node with it: a restart policy brings both back")
+            sys.stdout.flush()
+            os._exit(1)
 
     def _reply(self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float) -> Message:
         run = state.get_run(message.metadata.run_id)
@@ -76,8 +84,9 @@ class GuardedReplies:
         except Refused as refusal:
             logger.warning("refused: %s", refusal)
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
-        except (SandboxError, LedgerError, ConfigError, OSError, ValueError, ArithmeticError):
+        except (SandboxError, LedgerError, ConfigError, OSError, ValueError, ArithmeticError) as error:
             logger.exception("nothing was released")
+            self.broken = isinstance(error, SandboxError)
             wait_until(started + self.guard.policy.round_seconds)
             return Message(Error(REFUSED, FAILED), reply_to=message)
         if answer.charged:
@@ -112,12 +121,15 @@ def no_runtime_api(config: object, state_factory: object) -> tuple[object, threa
 
 
 def install(path: Path) -> None:
-    """Has this process's SuperNode answer as the guard of `path` does. Raises ConfigError, LedgerError, SandboxError:
-    it can't, and no SuperNode starts."""
+    """Has this process's SuperNode answer as the guard of `path` does, after its walls were tried. Raises ConfigError,
+    LedgerError, SandboxError: they do not hold, or something is missing, and no SuperNode starts."""
     version = importlib.metadata.version("flwr")
     if version not in VERSIONS:
         raise ConfigError(f"the guard knows how Flower {' and '.join(VERSIONS)} send replies, not {version}")
-    guard = SiteGuard(read_guard(path))
+    policy = check_site(path)
+    if reached := broken_walls(policy):
+        raise SandboxError(f"a hostile app would reach {', '.join(reached)}")
+    guard = SiteGuard(policy)
     start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
     importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
     logger.info("the guard stands: %d blocks, %s", len(guard.blocks), guard.policy.enclosure)
