@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from discreet.per_example.alone import Alone, Rule
 from discreet.per_example.lanes import is_lane, parted
-from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, grams_are_cheaper
+from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, floats_at_once, grams_are_cheaper
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
 _FEW_PATCHES = 4  # for each output channel: they take little memory, and a matrix product is faster
@@ -102,7 +102,8 @@ class Convolved:
         return Rows(self.slot, reduce(Tensor.add_, (built(self.geometry, *part) for part in parts)))
 
     def mass(self, order: int) -> Tensor:
-        step = max(1, _PATCH_FLOATS // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0])))
+        held = floats_at_once(_PATCH_FLOATS, self.inputs.device)
+        step = max(1, held // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0])))
         starts = range(0, len(self.inputs), step)
         return torch.cat([self.outer(slice(start, start + step)).mass(order) for start in starts])
 
@@ -126,7 +127,7 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
     count, positions, out = grads.shape
     groups, width = geometry.groups, geometry.width(inputs)
     rows = grads.new_empty(count, out, width)
-    step = max(1, _PATCH_FLOATS // (positions * groups * width))
+    step = max(1, floats_at_once(_PATCH_FLOATS, inputs.device) // (positions * groups * width))
     for start in range(0, count, step):
         some = slice(start, start + step)
         by_group = grads[some].view(-1, positions, groups, out // groups).permute(0, 2, 3, 1)

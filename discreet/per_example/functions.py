@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from discreet.per_example.refusals import Unserved, place
-
 
 def _words(names: str) -> frozenset[str]:
     return frozenset(names.split())
@@ -32,7 +30,8 @@ _DRAWN = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "uniform", "n
 FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))  # give numbers that are drawn
 RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
 _ALIASES = {"radd": "add", "rmul": "mul", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_"}
-# Of a PyTorch that has it: calls a function that is written in Python under the mode that asks.
+_ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+# From PyTorch 2.13 on: calls a function that is written in Python under the mode that asks.
 redispatch = getattr(torch.overrides, "redispatch_function", None)
 # Functions in Python that read no values and hide no parameter: what they call need not be seen.
 _PLAIN = _words(
@@ -85,11 +84,24 @@ def _name_of(func: Any) -> str:
 def called_inside(mode: Any, func: Any, types: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Calls a function of PyTorch that is written in Python, with a mode on for what it calls. `mode.inner` is the
     function meanwhile, so that the mode takes it for one that is not written in Python if it calls itself."""
-    if redispatch is None:
-        raise Unserved(f"{function_of(func).name}{place()}")
     before, mode.inner = mode.inner, func
     try:
         with mode:
+            if redispatch is None:
+                return undispatched(func)(*args, **named)
             return redispatch(func, types, args, named)
     finally:
         mode.inner = before
+
+
+@lru_cache(maxsize=4096)
+def undispatched(func: FunctionType) -> FunctionType:
+    """A copy of a function of PyTorch that does not ask a mode for itself; what it calls still does."""
+    names = {**func.__globals__, **dict.fromkeys(_ASKING, _no)}
+    copied = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copied.__kwdefaults__ = func.__kwdefaults__
+    return copied
+
+
+def _no(*values: object) -> bool:
+    return False

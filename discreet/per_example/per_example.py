@@ -41,7 +41,7 @@ from discreet.per_example.objective import (
 from discreet.per_example.passes import FEWEST, Part, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.refusals import Unserved
-from discreet.per_example.terms import Term, without
+from discreet.per_example.terms import Term, floats_at_once, without
 from discreet.per_example.trial import check_layers, try_out, unmoved
 from discreet.privacy.clipping import check_clip, clip_factors
 
@@ -105,7 +105,7 @@ def clipped_sum_by_owner(
     clip_norm: float,
     loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """As `clipped_gradient_sum`, of the gradients of owners: that of the mean loss over an owner's rows, clipped as one.
+    """As `clipped_gradient_sum`, for owners: the gradient of the mean loss over an owner's rows is clipped as one.
 
     Args:
       owners: (n,), whole numbers: the owner of each row.
@@ -119,7 +119,8 @@ def clipped_sum_by_owner(
     targets = inputs if targets is None else as_tree(targets)
     if count_of(inputs, targets) != len(owners):
         raise ValueError(f"owners must be one for each row, {count_of(inputs)}, not {len(owners)}")
-    _, units, sizes = torch.unique(owners, return_inverse=True, return_counts=True)
+    unique: Any = torch.unique
+    _, units, sizes = unique(owners, return_inverse=True, return_counts=True)
     if len(owners) == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(len(sizes))
     with torch.set_grad_enabled(False), objective.casting(on=False):
@@ -136,7 +137,7 @@ def _of_owners(
     units, sizes = of
     order = units.argsort(stable=True)
     starts = sizes.cumsum(0) - sizes
-    for size in sizes.unique().tolist():
+    for size in sorted(set(sizes.tolist())):
         owners = (sizes == size).nonzero().squeeze(1)
         rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
         inputs, targets = (rows_of(tree, rows) for tree in trees)
@@ -237,7 +238,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[Part]:
     """Gradients of one example after the other, for some at a time."""
     count, device = count_of(inputs), objective.parameters[0].device
-    step = max(1, _BUILT_FLOATS // sum(slot.shape.numel() for slot in objective.slots.values()))
+    held = floats_at_once(_BUILT_FLOATS, device)
+    step = max(1, held // sum(slot.shape.numel() for slot in objective.slots.values()))
     for start in range(0, count, step):
         places = torch.arange(start, min(start + step, count), device=device)
         rows = max(len(places), min(step, FEWEST))

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.alone import tensors_of, writes
 from discreet.per_example.attributes import Attributes, keeps
-from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside, redispatch
+from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, mapped
 from discreet.per_example.refusals import CONFUSED
@@ -66,7 +66,7 @@ class Undrawn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         named, name = kwargs or {}, getattr(func, "__name__", "")
-        if type(func) is FunctionType and func is not self.inner and redispatch is not None:
+        if type(func) is FunctionType and func is not self.inner:
             return called_inside(self, func, types, args, named)
         if name == "scaled_dot_product_attention":
             args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
@@ -77,6 +77,21 @@ class Undrawn(TorchFunctionMode):
             return args[0]
         result = func(*args, **named)
         return result.fill_(0.5) if name in FILLING else result
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Within it a GPU multiplies in float32. TF32, which convolutions take by default, has 10 bits: together with
+    others an example differs from itself alone by more than a forward that mixes examples may show."""
+    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False) -> Tree:

@@ -54,7 +54,7 @@ ON_TWEETS = {
     "tweets_ten_silos_secure": (["training.batch_size=20", "data.num_clients=4"], {"example"}),
     "tweets_users": (["data.num_clients=30"], {"user"}),
 }
-ON_HEART = {"heart": {"example"}, "heart_secure": {"example"}}
+ON_HEART = {"guarded": {"user"}, "heart": {"example"}, "heart_secure": {"example"}}
 # (what makes it small, the number of runs)
 SWEEPS = {
     "adaptive_clipping_sweep": (["data.num_clients=40"], 11),
