@@ -6,29 +6,40 @@ that people choose blocks, q and C before they ask a hospital. The server of a r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from discreet.accounting.events import poisson_round_event
-from discreet.mechanisms.mechanism import Released, Round, ServerMechanism, Statement
-from discreet.settings.privacy import USER
+from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
+from discreet.mechanisms.central_gaussian import noise_of, user_price_settings
+from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.round_state import Released
+from discreet.settings.client_settings import UNBOUND, ClientSettings
+from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from discreet.mechanisms.sums import CohortSum, Replies
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import Replies, RoundSum
+    from discreet.privacy.randomness import RandomSource
 
 MOVES = 2  # clip norms by which one patient moves the sum: its block changes, and stays
 
 
 @dataclass(frozen=True)
-class GuardedBlocks(ServerMechanism):
+class GuardedBlocks:
     """All records of one patient, from everybody but the sites' operators."""
 
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     guarantee: ClassVar[str] = USER
-    deciding: ClassVar[tuple[str, ...]] = ("privacy.user.noise_multiplier", "privacy.user.clip.kind")
-    fixed_norm: ClassVar[str] = "privacy.user.clip.norm"
+    charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
+    answers: ClassVar[None] = None
+    accountants: ClassVar[tuple[str, ...]] = ACCOUNTANTS
+    participation: ClassVar[Participation] = IN_THE_CLEAR
 
     def statement(self) -> Statement:
         user = self.run.user
@@ -48,36 +59,52 @@ class GuardedBlocks(ServerMechanism):
         )
 
     @property
-    def exact(self) -> bool:
-        return self.run.noise == "grid"
+    def price_settings(self) -> Mapping[str, object]:
+        return user_price_settings(self.run)
 
     @property
     def sum_noise(self) -> float:
-        return MOVES * self.noise_multiplier
+        """The noise on the sum, over C: a patient moves the sum by 2C."""
+        return MOVES * noise_of(self.run)
 
-    def event(self, noise_multiplier: float, *, trains: bool = True, rates: bool = False) -> DpEvent:
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        from discreet.privacy.grid import grid_slack
+
+        slack = None
+        if self._exact:
+            slack = grid_slack
+        setting = "privacy.user.clip.norm"
+        return ExpectedNoise(self.sum_noise, clip_norm, self.run.expected_cohort, setting, slack=slack)
+
+    def event(self, number: int, *, again: bool = False) -> DpEvent:
         user = self.run.user
-        if rates or user.adaptive or user.sampling not in ("poisson", "everyone"):
+        if self.run.evaluation.private or user.adaptive or user.sampling not in ("poisson", "everyone"):
             raise ConfigError(
                 "guarded blocks have privacy.user.clip.kind=fixed, sampling.kind=poisson or everyone, and rate nothing"
             )
-        return poisson_round_event(user.probability, noise_multiplier=noise_multiplier)
+        return poisson_round_event(user.probability, noise_multiplier=noise_of(self.run))
 
-    def empty(self, num_params: int, clip_norm: float) -> CohortSum:
-        from discreet.mechanisms.sums import CohortSum
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(noise_of(self.run))
+
+    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
         from discreet.privacy.grid import grid_for
 
-        scale, most = self.sum_noise * clip_norm, self.run.user.population_size
-        grid = grid_for(clip_norm, num_params, largest_cohort=most, noise_scale=scale) if self.exact else None
-        return CohortSum(num_params, clip_norm, grid)
+        size, clip_norm = state.params.numel(), state.clip_norm
+        grid = None
+        if self._exact:
+            scale, most = self.sum_noise * clip_norm, self.run.user.population_size
+            grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
+        return add_all(replies, RoundSum(CohortSum(size, clip_norm, grid)))
 
-    def release(self, replies: Replies, at: Round) -> Released:
-        """Clips once more, adds up, and noises the sum for 2C."""
-        from discreet.mechanisms.sums import take_all
+    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+        """Noises the sum for 2C."""
         from discreet.privacy.mechanisms import Gaussian
 
-        total = self.empty(at.num_params, at.clip_norm)
-        take_all(replies, total, None)
-        at.charge(self.event(self.noise_multiplier))
-        noised = total.clipped.noised(Gaussian(self.sum_noise), at.source.child("update"))
-        return Released(noised, at.clip_norm, None, total.replies)
+        noised = summed.updates.clipped.noised(Gaussian(self.sum_noise), source.child("update"))
+        return Released(noised, state.clip_norm, None, summed.updates.replies)
+
+    @property
+    def _exact(self) -> bool:
+        return self.run.noise == "grid"

@@ -83,7 +83,7 @@ class Undrawn(TorchFunctionMode):
 def exact_products() -> Iterator[None]:
     """Within it a GPU multiplies in float32. TF32, which convolutions take by default, has 10 bits: together with
     others an example differs from itself alone by more than a forward that mixes examples may show."""
-    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [backend.allow_tf32 for backend in backends]
     for backend in backends:
         backend.allow_tf32 = False

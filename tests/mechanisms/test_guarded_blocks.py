@@ -13,13 +13,12 @@ from discreet.mechanisms import guarded_blocks
 from discreet.mechanisms.guarded_blocks import GuardedBlocks
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
-from discreet.server.round import RoundSettings, dp_fedavg_round
-from discreet.server.server_optimizer import ServerSGD
 from discreet.server.state import initial_state
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings
 from tests.node.clients import config
 from tests.replay import Replay, replay
+from tests.rounds import round_of
 
 C, Z = 0.5, 1.3
 UNIT = torch.tensor([C, 0.0, 0.0]) * (1 - 1e-5)
@@ -35,10 +34,9 @@ def made(*words: str) -> GuardedBlocks:
 
 
 def released(updates: list[TrainReply], source: RandomSource) -> object:
-    how = RoundSettings(5.0, ServerSGD(0.7), made())
     start = initial_state(torch.zeros(3), clip_norm=C)
-    state, metrics = dp_fedavg_round(start, updates, how, source=source, charge=lambda _: None)
-    return state, replace(metrics, replies=0)
+    state, released = round_of(made(), start, updates, source)
+    return state, replace(released, replies=0)
 
 
 def neighbours() -> Replay:
@@ -59,7 +57,7 @@ def test_noise_for_c_would_cost_twice_what_is_charged() -> None:
 
 def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
     drawn = made("sampling.probability=0.5")
-    assert drawn.event(Z) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
+    assert drawn.event(1) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
     assert drawn.sum_noise == 2 * Z
 
 
@@ -68,4 +66,4 @@ def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
 )
 def test_what_a_guard_does_not_do_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="guarded blocks have"):
-        made(*words).event(Z)
+        made(*words).event(1)
