@@ -33,7 +33,8 @@ def owners_of(column: Any, name: str) -> Array:
     return owners
 
 
-def numbers_in(column: Any, what: str) -> Array:
+def numbers_in(column: Any, name: str) -> Array:
+    """The cells of a column of numbers, none of which may be empty."""
     with suppress(TypeError, ValueError):
         quick = np.asarray(column.to_numpy(), np.float64)
         if np.isfinite(quick).all():
@@ -42,8 +43,9 @@ def numbers_in(column: Any, what: str) -> Array:
         with suppress(TypeError, ValueError):
             if math.isfinite(float(cell)):
                 continue
-        raise RowError(row, f"{what} is {'missing' if cell in (None, '') else 'no finite number'}")
-    raise FolderError(f"{what} is no number in any row")
+        wrong = "is empty: fill it with a public constant" if is_empty(cell) else "is not a number: make it one"
+        raise RowError(row, f"{name} {wrong}, or say what is public of it under [columns] in data.toml")
+    raise FolderError(f"the column {name} is no number in any row")
 
 
 def numbered(targets: Array, name: str, description: DataDescription) -> Array:

@@ -247,7 +247,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
         inputs = encoded_cells(found, description)
     else:
         nothing = np.zeros((len(next(iter(found.values()), ())), 0))
-        inputs = np.column_stack([nothing, *(numbers_in(found[name], f"the column {name}") for name in names)])
+        inputs = np.column_stack([nothing, *(numbers_in(found[name], name) for name in names)])
     targets, wanted = None, description.target_names
     if wanted and all(name in found and name not in names for name in wanted):
         columns = [numbered(np.asarray(found[name]), name, description) for name in wanted]

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from discreet.reporting.final_pictures import final_pictures
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
 from discreet.reporting.spending import epsilon_curves, guarantee_names
 from discreet.reporting.svg_style import INK, MARKERS, MUTED, SERIES, Picture, picture
-from discreet.reporting.test_set_pictures import test_set_pictures
 from discreet.settings.privacy import USER
 
 BALANCED, AUC = "balanced_accuracy", "auc"
@@ -43,7 +43,7 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
         *(_epsilon(groups, records, name) for name in guarantees),
         *(_trade_off(groups, name) for name in guarantees if any(group.scores for group in groups)),
         *_clip_norm(groups),
-        *(test_set_pictures(records[0].test_set) if len(records) == 1 and records[0].test_set else ()),
+        *(final_pictures(records[0].test_set) if len(records) == 1 and records[0].test_set else ()),
     ]
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.server.constant_guess import FILE as CONSTANT
+from discreet.server.final_results import FILE as TEST_SET
 from discreet.server.plan import Plan
 from discreet.server.run_folder import ASKED, RunFolder
-from discreet.server.test_set_results import FILE as TEST_SET
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat

@@ -33,6 +33,8 @@ from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.constant_guess import constant_guess
 from discreet.server.data_questions import found_normaliser, with_constants
+from discreet.server.final_results import FILE as TEST_SET
+from discreet.server.final_results import final_results
 from discreet.server.model_description import FILE as MODEL_DESCRIPTION
 from discreet.server.model_description import model_facts
 from discreet.server.noise_outlook import check_noise
@@ -43,8 +45,6 @@ from discreet.server.run_context import RunContext, close_run, open_run, say_how
 from discreet.server.run_folder import RunFolder
 from discreet.server.run_folder import write_json as write_facts
 from discreet.server.state import Outcome, State
-from discreet.server.test_set_results import FILE as TEST_SET
-from discreet.server.test_set_results import test_set_results
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.data import DataConfig
@@ -191,7 +191,7 @@ def finish(session: Session, outcome: Outcome) -> None:
         "normaliser": json.dumps(asdict(plan.run.normaliser)),
     }
     load_parameters(session.model, outcome.model.params)
-    if (results := test_set_results(session.model, session.task)) is not None:
+    if (results := final_results(session.model, session.task)) is not None:
         write_facts(folder / TEST_SET, results)
     if plan.settings.model.lora.kind != "none":
         save_adapter(session.model, folder)

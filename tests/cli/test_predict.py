@@ -73,7 +73,7 @@ def test_out_names_the_file_columns_are_read_by_name_and_targets_are_optional(ru
 ROW = raw_rows(1)[0]
 TABLES = [
     (NAMES[1:], ROW[1:], "bad.csv has no column mean radius"),
-    (NAMES, ["", *ROW[1:]], "line 2: the column mean radius is missing"),
+    (NAMES, ["", *ROW[1:]], "line 2: mean radius is empty: fill it with a public constant"),
     (NAMES, ROW[1:], "line 2: 29 columns, and the header has 30"),
     ([*NAMES, "target"], [*ROW, 2], "line 2: the class is not one of 0 to 1"),
 ]

@@ -11,8 +11,8 @@ import pytest
 
 from discreet.reporting.page import report_of
 from discreet.server.constant_guess import FILE as CONSTANT
+from discreet.server.final_results import FILE as TEST_SET
 from discreet.server.run_folder import write_json
-from discreet.server.test_set_results import FILE as TEST_SET
 from tests.made_runs import make_run
 from tests.reporting.browser import looked_at, needs_browser
 

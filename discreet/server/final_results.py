@@ -19,7 +19,7 @@ MOST_POINTS = 200  # of a ROC curve
 BINS = 10
 
 
-def test_set_results(model: nn.Module, task: Task) -> dict[str, Any] | None:
+def final_results(model: nn.Module, task: Task) -> dict[str, Any] | None:
     """What test_set.json holds; None if no class is predicted, there is no test set, or outputs are not finite."""
     classes = task.shape.num_classes
     if task.shape.target.kind != CLASSES or not len(task.test) or classes > MOST_CLASSES:

@@ -11,7 +11,7 @@ LONGEST = 14  # characters of a class at an axis
 _CHANCE = {"color": MUTED, "linewidth": 0.9, "linestyle": "dotted"}
 
 
-def test_set_pictures(results: Mapping[str, Any]) -> Iterator[Picture]:
+def final_pictures(results: Mapping[str, Any]) -> Iterator[Picture]:
     """Those that test_set.json has numbers for."""
     yield _confusion(results["classes"], results["confusion"])
     if results.get("roc"):
