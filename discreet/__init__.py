@@ -10,17 +10,17 @@ __version__ = "0.2.0"
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
 # and a node does not need what the server has.
 _HOMES = {
-    "AdaptiveClipping": "discreet.dpsgd.loop_plan",
+    "AdaptiveClipping": "discreet.settings.clip_choice",
     "BatchError": "discreet.dpsgd.dpsgd",
     "BudgetSpent": "discreet.ledger.budget",
-    "CentralGaussian": "discreet.flower.strategy_settings",  # what DPFedAvg asks of the mechanism of this name
-    "CorrelatedNoise": "discreet.flower.strategy_settings",
+    "CentralGaussian": "discreet.mechanisms.central_gaussian",
+    "CorrelatedNoise": "discreet.mechanisms.correlated_noise",
     "ConfigError": "discreet.settings.rules",
     "DPFedAvg": "discreet.flower.strategy",
     "DPSGD": "discreet.dpsgd.dpsgd",
-    "FixedClipping": "discreet.flower.strategy_settings",
+    "FixedClipping": "discreet.settings.clip_choice",
     "LoopPrivacy": "discreet.dpsgd.loop_plan",
-    "MaskedGaussian": "discreet.flower.strategy_settings",
+    "MaskedGaussian": "discreet.mechanisms.masked_sums",
     "PrivateEvaluation": "discreet.flower.strategy_settings",
     "ServerAdam": "discreet.server.server_optimizer",
     "ServerSGD": "discreet.server.server_optimizer",

@@ -33,6 +33,7 @@ from discreet.per_example.trial import (
     ROWS,
     Undrawn,
     differ,
+    exact_products,
     floats_in,
     made_up,
     same_chance,
@@ -76,7 +77,7 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
     for seed in range(_TRIALS):
         try:
             examples = made_up(model, inputs, ROWS, seed, small=small)
-            with same_chance(objective.parameters[0].device), Undrawn():
+            with same_chance(objective.parameters[0].device), exact_products(), Undrawn():
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
                 questions = questions if reason else _settled(objective, examples, questions)

@@ -80,8 +80,8 @@ def _rows(objective: Objective, found: Iterable[Tensor]) -> list[Term]:
 
 
 def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:
-    """The gradient of LOSS_SCALE times the loss of a batch of one example, or unit, by plain autograd, zero for parameters that are not
-    used."""
+    """The gradient of LOSS_SCALE times the loss of a batch of one example, or unit, by plain autograd; zero for
+    parameters that are not used."""
     parameters = objective.trainable()
     with torch.enable_grad(), OfMany():
         if objective.of_units:

@@ -231,7 +231,9 @@ _OF_ATTENTION = ("attn_mask", "dropout_p", "is_causal")
 
 
 def _attention_of(alone: Alone, *args: Any, **named: Any) -> Any:
-    return _attention(alone, *args[:3], **dict(zip(_OF_ATTENTION, args[3:], strict=False)), **named)
+    more: dict[str, Any] = dict(zip(_OF_ATTENTION, args[3:], strict=False))
+    query, key, value = args[:3]
+    return _attention(alone, query, key, value, **more, **named)
 
 
 def _mask(masks: Tensor, query: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class Objective:
       modules: of the model, itself first.
       parameters: all of them, in order.
       slots: of the trainable ones, by identity.
-      of_units: True if what counts as one example is a unit of several rows: inputs and targets are then (n, rows, ...),
-        the model sees the rows of one unit as its batch, and the loss of the unit is their mean.
+      of_units: True if what counts as an example is a unit of several rows: inputs and targets are (n, rows, ...), the
+        model sees the rows of one unit as its batch, and the loss of the unit is their mean.
       dtype: of norms and sums: float64 if the parameters are, otherwise float32.
       autocast: the type that torch.autocast gives to the model and the loss, or None. It holds for nothing else: a norm
         in bfloat16 would be too small by half a percent, and the clipped gradient too long by as much.

@@ -105,7 +105,7 @@ def clipped_sum_by_owner(
     clip_norm: float,
     loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """As `clipped_gradient_sum`, of the gradients of owners: that of the mean loss over an owner's rows, clipped as one.
+    """As `clipped_gradient_sum`, for owners: the gradient of the mean loss over an owner's rows is clipped as one.
 
     Args:
       owners: (n,), whole numbers: the owner of each row.
@@ -119,7 +119,8 @@ def clipped_sum_by_owner(
     targets = inputs if targets is None else as_tree(targets)
     if count_of(inputs, targets) != len(owners):
         raise ValueError(f"owners must be one for each row, {count_of(inputs)}, not {len(owners)}")
-    _, units, sizes = torch.unique(owners, return_inverse=True, return_counts=True)
+    unique: Any = torch.unique
+    _, units, sizes = unique(owners, return_inverse=True, return_counts=True)
     if len(owners) == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(len(sizes))
     with torch.set_grad_enabled(False), objective.casting(on=False):
@@ -136,7 +137,7 @@ def _of_owners(
     units, sizes = of
     order = units.argsort(stable=True)
     starts = sizes.cumsum(0) - sizes
-    for size in sizes.unique().tolist():
+    for size in sorted(set(sizes.tolist())):
         owners = (sizes == size).nonzero().squeeze(1)
         rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
         inputs, targets = (rows_of(tree, rows) for tree in trees)

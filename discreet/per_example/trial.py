@@ -79,6 +79,21 @@ class Undrawn(TorchFunctionMode):
         return result.fill_(0.5) if name in FILLING else result
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Within it a GPU multiplies in float32. TF32, which convolutions take by default, has 10 bits: together with
+    others an example differs from itself alone by more than a forward that mixes examples may show."""
+    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
+
+
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False) -> Tree:
     """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings; `small`:
     whole numbers are 1 or 2, as lengths may be. A model may have `made_up_rows` of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from discreet import ConfigError, local_dp_mod
+from discreet import ConfigError, DPFedAvg, local_dp_mod
 from discreet.ledger.durable_ledger import DurableLedger
 from tests.flower.flower_apps import START, arrays, changed_by
 
@@ -168,3 +170,12 @@ def test_a_metric_leaves_with_a_public_range_alone_noised_and_paid_for(ledger: P
 def test_wrong_arguments_are_refused(wrong: dict[str, object], said: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=said):
         local_dp_mod(**{**GIVEN, "rounds": 2, **wrong})
+
+
+def test_the_python_of_the_page_runs(ledger: Path) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "guide" / "flower_privacy.md"
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(block, names)
+    assert isinstance(names["app"], ClientApp)
+    assert isinstance(names["strategy"], DPFedAvg)
