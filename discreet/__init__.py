@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
 # and a node does not need what the server has.
