@@ -52,6 +52,7 @@ class Alone(TorchFunctionMode):
       rules: by the names of functions.
       uses: where output gradients will appear, and the terms that follow from them.
       settled: questions that have one answer for every batch.
+      fills: True if every new tensor may be written into, and not only one that may have the batch in it.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Alone(TorchFunctionMode):
         self.device = self.held[0][0].device if self.held else torch.device("cpu")
         self.drawn = _draws(self.device)
         self.inner: Any = None
-        self.level = -1
+        self.level, self.fills = -1, False
         self.copies = dict[int, Tensor]()
         self.memory = set[int]()
 
@@ -148,7 +149,8 @@ class Alone(TorchFunctionMode):
             with below(self.level):
                 return func(*args, **named)
         result = func(*args, **named)
-        if name in FILLED and isinstance(result, Tensor) and 1 in result.shape and not is_lane(result):
+        is_new = name in FILLED and isinstance(result, Tensor) and not is_lane(result)
+        if is_new and (self.fills or 1 in result.shape):
             return self._filled(result)
         return result
 

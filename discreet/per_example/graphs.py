@@ -1,12 +1,13 @@
 """Graphs in a batch, the way models of graphs take them: one graph, of which the examples are the parts that no edge
 joins. Nodes and edges have a row each, and `batch` has the number of the graph of each node.
 
-They have different sizes, and go through a model one after the other.
+They have different sizes. To go through a model side by side, each has a companion, a graph of zeros that fills it up
+to a power of two; so what an example's lane has follows from that example alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,48 @@ class Graphs:
 
 
 register_pytree_node(Graphs, lambda one: ([one.tree], one.names), lambda parts, names: Graphs(next(iter(parts)), names))
+
+
+def filled_up(graphs: Graphs) -> Iterator[tuple[Tensor, Any]]:
+    """Graphs side by side: the places of those that are filled up to one size, and their tree, each tensor (k, ...). An
+    example is a batch of two graphs, itself and one of zeros, each of whose nodes has an edge to itself."""
+    count, owners = len(graphs), graphs.owners
+    nodes, edges = (torch.bincount(owners[name], minlength=count) for name in ("node", "edge"))
+    wide = _power_of_two(nodes + 1)
+    long = _power_of_two(edges + wide - nodes)
+    sizes = torch.stack([wide, long], 1)
+    for size in sorted({tuple(size) for size in sizes.tolist()}):
+        places = (sizes == sizes.new_tensor(size)).all(1).nonzero().squeeze(1)
+        yield places, _filled(graphs[places], size[0], size[1])
+
+
+def _power_of_two(sizes: Tensor) -> Tensor:
+    return 2 ** sizes.double().log2().ceil().long()
+
+
+def _filled(graphs: Graphs, wide: int, long: int) -> Any:
+    count, owners = len(graphs), graphs.owners
+    own = {"node": wide, "edge": long, "graph": 2}
+    sizes = {name: torch.bincount(of, minlength=count) for name, of in owners.items()}
+    starts = {name: each.cumsum(0) - each for name, each in sizes.items()}
+
+    def rows(name: str, values: Tensor) -> Tensor:
+        """(rows, ...) -> (k, own rows, ...), zeros behind those of each example."""
+        found = values.new_zeros(count, own[name], *values.shape[1:])
+        of = owners[name].sort(stable=True)
+        within = torch.arange(len(values), device=values.device) - starts[name][of.values]
+        found[of.values, within] = values[of.indices]
+        return found
+
+    def place(limit: int) -> Tensor:
+        return torch.arange(limit, device=owners["node"].device).expand(count, limit)
+
+    ends = (graphs.leaf("edge_index") - starts["node"][owners["edge"]]).t()
+    taken, given = sizes["edge"].unsqueeze(1), sizes["node"].unsqueeze(1)
+    loops = given + (place(long) - taken).clamp(min=0) % (wide - given)
+    numbers = torch.where((place(long) < taken).unsqueeze(2), rows("edge", ends), loops.unsqueeze(2))
+    batch = (place(wide) >= given).long()
+    return graphs._with(numbers.transpose(1, 2), batch, rows).tree
 
 
 def graphs_in(tree: Any) -> Graphs | None:

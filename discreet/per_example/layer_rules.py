@@ -274,6 +274,15 @@ def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bo
     return NotImplemented if training else functional.leaky_relu(alone.rows(input), (lower + upper) / 2)
 
 
+def _bincount(alone: Alone, input: Tensor, weights: Any = None, minlength: int = 0) -> Any:
+    """Counts of whole numbers below `minlength`."""
+    rows = alone.rows(input)
+    if weights is not None or not minlength or bool((rows >= minlength).any()):
+        return NotImplemented
+    counts = torch.zeros(alone.count, minlength, dtype=torch.int64, device=rows.device)
+    return counts.scatter_add_(1, rows.long(), torch.ones_like(rows, dtype=torch.int64))
+
+
 def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     """Sequences packed by their lengths, which have to be equal: examples of equal lengths run together."""
     if not is_lane(lengths) or lengths.shape != (1,):
@@ -324,6 +333,7 @@ RULES: dict[str, Rule] = {
     "scaled_dot_product_attention": _attention_of,
     "prelu": _prelu,
     "rrelu": _rrelu,
+    "bincount": _bincount,
     "pack_padded_sequence": _pack,
     "pad_packed_sequence": _pad,
     "ctc_loss": _ctc,

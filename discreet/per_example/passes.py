@@ -24,6 +24,7 @@ from discreet.per_example.alone import Alone
 from discreet.per_example.attributes import put_back
 from discreet.per_example.branches import Question, Questions, Split
 from discreet.per_example.convolution import Convolved
+from discreet.per_example.graphs import Graphs, filled_up
 from discreet.per_example.layer_rules import RULES
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -61,6 +62,12 @@ def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questio
       Unserved: too many groups, or vmap can't follow the forward.
     """
     count = count_of(inputs)
+    if isinstance(inputs, Graphs) and not objective.of_graphs and not isinstance(targets, Graphs):
+        for places, tree in filled_up(inputs):
+            pairs = replace(objective, of_graphs=True)
+            for inner in passes(pairs, tree, rows_of(targets, places), questions):
+                yield Part(places if inner.places is None else places[inner.places], inner.rows, inner.terms)
+        return
     rows = max(count, FEWEST)
     try:
         terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions.settled)
@@ -107,6 +114,8 @@ def _forward(objective: Objective, alone: Alone, inputs: Tree, targets: Tree) ->
         nonlocal keeps
         if objective.of_units:
             return objective.unit_loss(example, target)
+        if objective.of_graphs:
+            return objective.first_loss(example, target)
         outputs = objective.outputs(example)
         rows = isinstance(outputs, Tensor) and outputs.shape[:1] == (1,)
         keeps = objective.is_own_loss and rows
@@ -115,7 +124,10 @@ def _forward(objective: Objective, alone: Alone, inputs: Tree, targets: Tree) ->
         with objective.casting():
             return one_each(objective.loss(outputs, target), 1)
 
-    given = (inputs, targets) if objective.of_units else map(as_batches_of_one, (inputs, targets))
+    alone.fills = objective.of_graphs
+    given = [inputs, targets]
+    if not objective.of_units:
+        given = [inputs if objective.of_graphs else as_batches_of_one(inputs), as_batches_of_one(targets)]
     found = side_by_side(alone, single, *given)
     with torch.enable_grad():
         rows = found.squeeze(1)
