@@ -15,6 +15,7 @@ from unittest.mock import ANY
 
 import torch
 
+from discreet.accounting.events import noise_in
 from discreet.protocol.messages import TrainReply
 from tests.planting import CAUGHT, Fault, always, verdict
 
@@ -198,27 +199,31 @@ BY_TEST = {
     ),
     # What a model, a loss and a server may not do.
     "per_example/test_trial.py::test_a_loss_that_mixes_examples_is_refused": Fault(
-        "a loss may mix examples", "per_example.trial:_mixes", always(False)
+        "a loss may mean a batch", "per_example.loss_trial:check_loss", always(None)
     ),
     "per_example/test_trial.py::test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name": Fault(
         "a forward may change the model's own state", "per_example.trial:moved_since", always([])
     ),
-    "per_example/test_watch.py::test_what_a_hook_does_is_watched_too": Fault(
-        "a forward may mix examples", "per_example.watch:Watch.check", always(None)
+    "per_example/test_watch.py::test_a_forward_whose_author_meant_a_batch_is_refused": Fault(
+        "a forward may mean a batch", "per_example.agreement:_check_alone", always(None)
     ),
-    "per_example/test_watch.py::test_a_call_of_the_same_shapes_is_checked_again_if_the_examples_lie_otherwise": Fault(
-        "what is known of a call is what was found for its shapes, wherever the examples are",
-        "per_example.watch:signature",
-        lambda signature: (
-            lambda watch, func, args, named: (
-                None
-                if signature(watch, func, args, named) is None
-                else (func, *(getattr(each, "shape", each) for each in args), *named.values())
-            )
-        ),
+    "per_example/test_watch.py::test_a_wrong_rule_is_noticed_on_made_up_examples": Fault(
+        "a forward is not compared with what single examples give", "per_example.agreement:_tried_on", always("")
     ),
-    "per_example/test_watch.py::test_what_is_not_known_is_not_watched": Fault(
-        "a forward is not compared with what single examples give", "per_example.passes:_tried_on", always("")
+    "per_example/test_watch.py::test_examples_that_answer_differently_are_run_apart": Fault(
+        "all examples take the way of the first one", "per_example.branches:are_alike", always(True)
+    ),
+    "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched": Fault(
+        "a branch may read what was drawn at random", "per_example.alone:Alone._check_drawn", always(None)
+    ),
+    "per_example/test_left_behind.py::test_what_an_outlier_leaves_on_a_module_reaches_no_later_step": Fault(
+        "what a forward leaves on a module stays there", "per_example.attributes:Attributes.put_back", always(None)
+    ),
+    "per_example/test_left_behind.py::test_a_hook_on_all_modules_is_part_of_the_forward": Fault(
+        "hooks on all modules are not looked at", "per_example.perceptron:_has_global_hooks", always(False)
+    ),
+    "per_example/test_left_behind.py::test_a_step_without_any_finite_gradient_is_an_error_and_costs_nothing": Fault(
+        "a step may be noise alone", "per_example.per_example:check_finite", always(None)
     ),
     "per_example/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported": Fault(  # noqa: E501
         "squares of norms are lost where they are too small for float32",
@@ -348,6 +353,56 @@ BY_TEST = {
     ),
 }
 # Of one test, which replays whole runs of clients who take turns.
+BY_TEST |= {
+    # What has been moved or added since.
+    "accounting/test_correlation.py::test_noise_whose_coefficients_rise_or_are_negative_is_refused": Fault(
+        "the coefficients of correlated noise may rise", "accounting.correlation:never_rises", always(True)
+    ),
+    "mechanisms/test_correlated_noise.py::test_the_slack_of_the_grid_is_for_each_term_that_a_rounds_noise_has": Fault(
+        "correlated noise on the grid has slack for one term",
+        "mechanisms.correlated_noise:CorrelatedNoise.grid_slack",
+        lambda real: lambda self, *given: real(self, *given) / self.run.rounds,
+    ),
+    "dpsgd/test_item_watch.py::test_a_data_set_that_mixes_items_is_refused_and_charges_no_batch_with_one": Fault(
+        "an item may be mixed from rows of its data set", "dpsgd.item_watch:rows_at", always(set())
+    ),
+    "dpsgd/test_state.py::test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out": Fault(  # noqa: E501
+        "a loop goes on without its state", "dpsgd.dpsgd:_check_fresh", always(None)
+    ),
+    "node/test_allowance.py::test_no_door_imports_what_a_server_names_and_the_owner_does_not": Fault(
+        "a node imports the mechanism that a server names", "node.allowance:_check_mechanism", always(None)
+    ),
+    "node/test_policy.py::test_a_misspelt_key_of_a_policy_is_refused_with_every_message": Fault(
+        "a misspelt key of a policy is no policy", "node.policy:_check_spelling", always(None)
+    ),
+    "node/test_policy.py::test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it": Fault(  # noqa: E501
+        "an owner's least noise is held to the new noise of a round",
+        "node.policy:least_noise",
+        lambda _: lambda run, noise: noise,
+    ),
+    "node/test_policy.py::test_what_one_release_composes_counts_together": Fault(
+        "the noise of a release of several parts is that of its first part",
+        "accounting.events:_noise_together",
+        lambda _: lambda parts: noise_in(parts[0][0]),
+    ),
+    "per_example/test_left_behind.py::test_what_an_outlier_leaves_on_a_module_reaches_no_later_step": Fault(
+        "what a forward keeps in an attribute stays", "per_example.attributes:Attributes.put_back", always(None)
+    ),
+    "per_example/test_left_behind.py::test_a_step_without_any_finite_gradient_is_an_error_and_costs_nothing": Fault(
+        "a step without any finite gradient trains on noise", "per_example.per_example:check_finite", always(None)
+    ),
+    "privacy/test_randomness.py::test_float32_values_follow_the_normal_law_in_body_tails_and_centre": Fault(
+        "normal values of float32 have radii of half the length",
+        "privacy.randomness:fast_pairs",
+        lambda real: lambda words, out, stddev, *memory: real(words, out, stddev / 2, *memory),
+    ),
+    "guard/test_block_release.py::test_one_patient_moves_the_sum_by_2c_and_that_is_what_the_noise_is_for": Fault(
+        "a guard noises for C where a patient moves 2C", "guard.block_release:MOVES", lambda _: 1.0
+    ),
+    "guard/test_block_release.py::test_the_round_is_on_the_ledger_before_a_block_starts": Fault(
+        "a guard does not charge its round", "guard.site_guard:SiteGuard._charge", always(None)
+    ),
+}
 OF_TURNS = (
     Fault(
         "every round has the key of the first",

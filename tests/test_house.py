@@ -91,6 +91,7 @@ STRATEGY = {f"discreet.flower.strategy.{name}" for name in ("__init__", "start")
 AS_ELSEWHERE = {
     *STRATEGY,
     "discreet.dpsgd.dpsgd.__init__",
+    "discreet.flower.local_dp_mod.local_dp_mod",
     *(f"{module_of(path)}.command" for path in (ROOT / "discreet" / "cli").glob("*.py")),
 }
 

@@ -40,6 +40,7 @@ Counts = Mapping[dp.DpEvent, int]
 RDP_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024])
 PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
 _GAUSSIAN_TOLERANCE = 1e-12
+_SMALL_DELTA = 1e-18
 # Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
 _NO_NOISE, _MUCH_NOISE = 1e-6, 1e100
 _NEARLY_ZERO, _NEARLY_ONE = 1e-30, 1 - 1e-12
@@ -50,7 +51,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
 
     ``entries`` are events and how often each was released, in any order. 0 if nothing was released, inf if a release
     had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows Gaussian and Laplace events,
-    Poisson-sampled or not. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
+    Poisson-sampled or not. Below a delta of 1e-18, where the tails that it counts as infinite loss weigh, it is the
+    smaller one of both bounds. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
     does not know sampled Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and
     the discrete Gaussians of secure aggregation. Raises ValueError: what has no epsilon by this accountant at this
     delta, or events of different adjacency.
@@ -64,7 +66,12 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     counts = merged(entries)
     if dp.NonPrivateDpEvent() in counts:
         return math.inf
-    return _pld(counts, delta) if accountant == PLD else rdp_epsilon(entries, delta=delta)
+    if accountant != PLD:
+        return rdp_epsilon(entries, delta=delta)
+    found = _pld(counts, delta)
+    if delta >= _SMALL_DELTA or not all(_has_renyi(event) for event in counts):
+        return found
+    return min(found, rdp_epsilon(entries, delta=delta))
 
 
 def pure_epsilon(entries: Entries) -> float:
@@ -205,6 +212,11 @@ def _pld(counts: Counts, delta: float) -> float:
     if not others:
         return _gaussian(noise, delta)
     return composed_epsilon({**others, dp.GaussianDpEvent(noise): 1}, delta=delta)
+
+
+def _has_renyi(event: dp.DpEvent) -> bool:
+    """True for events whose Renyi divergence is known too: all that have a PLD but sampled Laplace ones."""
+    return not (isinstance(event, dp.PoissonSampledDpEvent) and isinstance(event.event, dp.LaplaceDpEvent))
 
 
 def _gaussian(noise: float, delta: float) -> float:

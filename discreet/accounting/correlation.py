@@ -37,6 +37,12 @@ CORRELATIONS = (NONE, BSR, BISR, SQRT)
 _ROUNDING = 1 + 2.0**-40  # sensitivities are rounded up by what float64 may lose in them
 
 
+def never_rises(factor: Series) -> bool:
+    """True if no coefficient of C is negative or above the one before it: then a client's own turns alone decide by how
+    much it moves C x."""
+    return bool(factor.min() >= -1e-12 and (factor[1:] <= factor[:-1] + 1e-12).all())
+
+
 @lru_cache(maxsize=64)
 def factor_and_weights(kind: str, bandwidth: int, rounds: int) -> tuple[Series, Series]:
     """The first columns of C and of C^-1 for so many rounds, each (rounds,).
@@ -64,7 +70,7 @@ def factor_and_weights(kind: str, bandwidth: int, rounds: int) -> tuple[Series, 
     else:
         factor = np.where(band, root, 0.0)
         weights = _inverse(factor)
-    if factor.min() < -1e-12 or (np.diff(factor) > 1e-12).any():
+    if not never_rises(factor):
         raise ValueError(f"the coefficients of {kind} noise with bandwidth {bandwidth} are negative or rise")
     return factor, weights
 

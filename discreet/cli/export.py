@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from discreet.reporting.export import export_model
+from discreet.reporting.model_export import export_model
 
 
 def command(

@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
-from discreet.guard.guard_policy import PATIENT, SITE, read_guard
+from discreet.guard.guard_policy import PATIENT, SITE, read_guard, statement_lines
 from discreet.settings.rules import ConfigError
 
 
@@ -67,6 +67,8 @@ def _check(path: Path) -> int:
 
     policy = check_site(path)
     print(f"{path}: policy, split and account are in order")
+    for line in statement_lines(policy):
+        print(f"  {line}")
     reached = broken_walls(policy)
     for each in reached:
         print(f"  a hostile app reaches {each}")

@@ -14,6 +14,7 @@ from discreet import __version__
 from discreet.cli.ctrl_c import ends_at_once
 
 ANYWHERE = {
+    "advise": "five questions: which guarantee fits, and what to expect",
     "calibrate": "epsilon, noise or rounds: give two, the third is computed",
     "report": "a table of runs, and a page with pictures of them",
     "ledger": "what a run or a node has spent, and whether its ledger is whole",
@@ -36,17 +37,8 @@ IN_A_PROJECT = {
 VERBS = ANYWHERE | IN_A_PROJECT
 FILES = {"data": "own_table", "plan": "price"}  # of verbs whose file has another name, as no two files share one
 OF_SETTINGS = ("run", "simulate", "plan", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
-LOADS = (
-    "export",
-    "site",
-    "simulate",
-    "tune",
-    "audit",
-    "statistics",
-    "predict",
-    "report",
-    "benchmark",
-)  # PyTorch, for some seconds
+# PyTorch, for some seconds.
+LOADS = ("export", "plan", "site", "simulate", "tune", "audit", "statistics", "predict", "report", "benchmark")
 SAY_VALUES = ("calibrate", "data", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet

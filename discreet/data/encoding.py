@@ -165,7 +165,7 @@ def _column_of(name: str, value: Any) -> Column:
     unknown = [key for key in value if key not in known]
     if unknown:
         raise ValueError(f"{name}: unknown key {unknown[0]}; there are {', '.join(sorted(known))}")
-    facts = {key: str(each) if isinstance(each, date) else each for key, each in value.items()}
+    facts: dict[str, Any] = {key: str(each) if isinstance(each, date) else each for key, each in value.items()}
     facts["levels"] = tuple(map(str, facts.get("levels", ())))
     return Column(name, **{key: each for key, each in facts.items() if key != "name"})
 

@@ -21,6 +21,19 @@ and for `data.name=folder`, a task that only these data have (its inputs lie in 
     shape = [1, 28, 28]             # of one input; left out: that of the array, or the number of columns
     owner = "patient"               # the column or array of whose each example is, for data.partition=natural
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be trained on these data
+    public = true                   # nobody's data: discreet simulate --baseline may train on them without privacy
+
+in place of inputs, low and high, for the columns of a table as it is (docs/guide/csv.md; `discreet data check` proposes
+them):
+
+    separator = ";"                 # of CSV; left out: found. A byte order mark is found, too
+    decimal = ","                   # left out: "."
+    encoding = "cp1252"             # left out: UTF-8, or what a byte order mark says
+    unconfirmed = ["age"]           # columns whose range or levels were read from the data: no run starts with any
+    [columns]
+    age = [0, 110]                  # short for { kind = "number", low = 0, high = 110 }
+    sex = ["F", "M"]                # short for { kind = "category", levels = ["F", "M"] }
+    hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }  # `Column` in encoding.py explains every key
 
 and for sequences, a class for each position of an input:
 
@@ -48,8 +61,8 @@ import logging
 import math
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -57,9 +70,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from discreet.data.cells import encoded_cells, numbered, numbers_in, owners_of
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
-from discreet.data.encoding import CellError, encode, is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
@@ -99,7 +112,7 @@ def _test_of(folder: Path, description: DataDescription, shape: TaskShape) -> tu
     changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
     test = description.model_copy(update=changed)
     if description.owner is not None and description.format != "idx":
-        there = open_table(_file(folder, test.file), test)
+        there = _opened(_file(folder, test.file), test)
         test = test.model_copy(update={"owner": description.owner if description.owner in there else None})
     examples, _, owners = _labelled(folder, test, shape)
     return examples, owners
@@ -219,8 +232,8 @@ def _read(folder: Path, description: DataDescription) -> _Table:
             images, labels = (read_idx(file) for file in files)
         except (OSError, ValueError) as error:
             raise FolderError(str(error)) from error
-        return images, _numbered(labels, "target", description), None
-    found, arrays = open_table(path, description), description.format == "npz"
+        return images, numbered(labels, "target", description), None
+    found, arrays = _opened(path, description), description.format == "npz"
     names, kind = _input_names(found, description), "array" if arrays else "column"
     for name in (*names, owner):
         if name is not None and name not in found:
@@ -231,35 +244,18 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     elif arrays:
         inputs = found[names[0]]
     elif description.columns:
-        inputs = _encoded(found, description)
+        inputs = encoded_cells(found, description)
     else:
         nothing = np.zeros((len(next(iter(found.values()), ())), 0))
-        inputs = np.column_stack([nothing, *(_numbers(found[name], f"the column {name}") for name in names)])
+        inputs = np.column_stack([nothing, *(numbers_in(found[name], f"the column {name}") for name in names)])
     targets, wanted = None, description.target_names
     if wanted and all(name in found and name not in names for name in wanted):
-        columns = [_numbered(np.asarray(found[name]), name, description) for name in wanted]
+        columns = [numbered(np.asarray(found[name]), name, description) for name in wanted]
         targets = columns[0] if description.target is not None else np.stack(columns, axis=1)
     if description.next_token:
         following = inputs if counted is True else np.where(counted, inputs, PADDING)
         inputs, targets = inputs[:, :-1], np.asarray(following[:, 1:])
-    return inputs, targets, None if owner is None else _owners(found[owner], owner)
-
-
-def _encoded(found: Mapping[str, Any], description: DataDescription) -> Array:
-    cells = {column.name: found[column.name].to_pylist() for column in description.columns}
-    try:
-        return encode(cells, description.columns, decimal=description.decimal)
-    except CellError as error:
-        raise RowError(error.row, error.problem) from None
-
-
-def _owners(column: Any, name: str) -> Array:
-    """The cells of an owner each; rows without one would be one more person."""
-    owners = np.asarray(column)
-    for row, cell in enumerate(owners.tolist()):
-        if is_empty(cell):
-            raise RowError(row, f"{name} is empty: it must say whose row it is")
-    return owners
+    return inputs, targets, None if owner is None else owners_of(found[owner], owner)
 
 
 def _weights_of(description: DataDescription) -> Path:
@@ -275,19 +271,25 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def open_table(path: Path, description: DataDescription) -> dict[str, Any]:
-    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
+def _opened(path: Path, description: DataDescription) -> dict[str, Any]:
     if description.format == "csv":
         return csv_table(path, description).columns(as_text=bool(description.columns))
+    return open_table(path, description.format)
+
+
+def open_table(path: Path, form: str) -> dict[str, Any]:
+    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
+    if form == "csv":
+        return CsvTable(path).columns()
     require_extra("pyarrow", extra="simulation", why=path.name)
     from pyarrow import json, parquet  # type: ignore[import-untyped]
 
     readers = {"parquet": parquet.read_table, "jsonl": json.read_json}
     try:
-        if description.format == "npz":
+        if form == "npz":
             with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        table = readers[description.format](path)
+        table = readers[form](path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         expected, _, _ = " ".join(str(error).split()).partition(", got ")
         raise FolderError(f"{path} can't be read: {expected}") from None
@@ -326,46 +328,8 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
     if description.inputs or description.columns or description.format in ("npz", "idx"):
         return description
-    found = open_table(_file(folder, description.file), description)
+    found = _opened(_file(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})
-
-
-def _numbers(column: Any, what: str) -> Array:
-    with suppress(TypeError, ValueError):
-        quick = np.asarray(column.to_numpy(), np.float64)
-        if np.isfinite(quick).all():
-            return quick
-    for row, cell in enumerate(column.to_pylist()):
-        with suppress(TypeError, ValueError):
-            if math.isfinite(float(cell)):
-                continue
-        raise RowError(row, f"{what} is {'missing' if cell in (None, '') else 'no finite number'}")
-    raise FolderError(f"{what} is no number in any row")
-
-
-def _numbered(targets: Array, name: str, description: DataDescription) -> Array:
-    """Classes as numbers; words by their places in `classes`."""
-    if not description.classes:
-        return _target_numbers(targets, name, description)
-    places = {word: place for place, word in enumerate(description.classes)}
-    places |= {} if description.padding is None else {str(description.padding): PADDING}
-    for place, value in enumerate(targets.flat):
-        if str(value) not in places:
-            problem = f"{name} is empty" if is_empty(value) else "the class is not in classes"
-            raise RowError(place * len(targets) // targets.size, problem)
-    return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
-
-
-def _target_numbers(targets: Array, name: str, description: DataDescription) -> Array:
-    if targets.dtype == object and description.columns:  # cells as they are written
-        for row, cell in enumerate(targets):
-            if is_empty(cell):
-                raise RowError(row, f"{name} is empty")
-        targets = np.asarray([str(cell).replace(description.decimal, ".") for cell in targets])
-    try:
-        return np.asarray(targets, np.float64)
-    except ValueError as error:
-        raise FolderError(f"{description.file}: targets must be numbers, or words listed in classes") from error
 
 
 def main(words: Sequence[str]) -> int:

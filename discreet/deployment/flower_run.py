@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from discreet.deployment import flower_home
 from discreet.deployment.flower_fixes.commands import command as superlink_command
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
+from discreet.deployment.run_watch import RunWatch, follow
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import OVER, RunFolder, RunStatus, check_output, read_status, state_of
@@ -22,7 +22,7 @@ from discreet.settings.rules import require_extra
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
 
 MOST_NODES = 200  # a simulation with more clients has several on each node
-START_SECONDS, LOST_SECONDS = 120, 5
+START_SECONDS = 120
 
 
 @contextmanager
@@ -55,24 +55,6 @@ def _started(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[sub
         process.wait()
 
 
-def follow(process: subprocess.Popen[bytes], log: Path, *, superlink: subprocess.Popen[bytes]) -> None:
-    """Prints a process's log until its end: it never writes itself to whoever reads this one's output. RunLostError if
-    the SuperLink has ended before it."""
-    shown, ended = 0, False
-    while not ended:
-        ended = process.poll() is not None
-        text = log.read_text(errors="replace")
-        print(text[shown:], end="", flush=True)
-        shown = len(text)
-        if ended and process.returncode:
-            # A lost SuperLink ends `flwr run` too, and may be seen to have ended only after it.
-            with suppress(subprocess.TimeoutExpired):
-                superlink.wait(LOST_SECONDS)
-        if process.returncode != 0 and superlink.poll() is not None:
-            raise RunLostError(f"the SuperLink has ended, with exit code {superlink.returncode}")
-        time.sleep(flower_home.LOOK_SECONDS)
-
-
 def exit_code(run: RunFolder, before: RunStatus | None) -> int:
     """The exit code after `flwr run` has ended: 0 if the run is complete, and was not so `before`. RunLostError if its
     files say that it goes on."""
@@ -103,5 +85,5 @@ def run_app(words: Sequence[str], *, program: str) -> int:
             command = flower_home.flwr_run_command(home / "run.toml", [*words, override("output_dir", run.path)])
             command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
             with _started(command, home / "run.log", folder=folder) as process:
-                follow(process, home / "run.log", superlink=superlink)
+                follow(process, home / "run.log", RunWatch(run, superlink))
         return exit_code(run, before)

@@ -21,9 +21,10 @@ from discreet.deployment import flower_home
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_fixes.commands import clients_command
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
-from discreet.deployment.flower_run import exit_code, follow
+from discreet.deployment.flower_run import exit_code
 from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
+from discreet.deployment.run_watch import RunWatch, follow
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
@@ -143,6 +144,13 @@ class Federation:
         self.start(f"run-{name}", flower_home.flwr_run_command(self.folder / f"{name}.toml", words, app))
         return RunFolder(output)
 
+    def watch(self, run: RunFolder) -> RunWatch:
+        """What the run needs of this federation."""
+        processes = self.processes
+        nodes = {name: process for name, process in processes.items() if name.startswith("node-")}
+        helpers = {"the starter of ClientApps": processes["clients"]} if "clients" in processes else {}
+        return RunWatch(run, processes["superlink"], processes["gate"], nodes, helpers)
+
     def stop(self) -> None:
         """Ends every process of this federation, whoever started it."""
         for process in self.started:
@@ -243,8 +251,7 @@ def main(words: Sequence[str]) -> int:
                 DurableLedger.create(ledger)
         with scratch_folder() as folder, federation_of(nodes, folder, ledgers=run.path / "nodes") as federation:
             federation.run("run", *overrides, output=run.path)
-            processes = federation.processes
-            follow(processes["run-run"], federation.log("run-run"), superlink=processes["superlink"])
+            follow(federation.processes["run-run"], federation.log("run-run"), federation.watch(run))
         return exit_code(run, before)
 
 

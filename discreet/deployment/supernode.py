@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import shlex
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from discreet.simulation.processes import SCRATCH, removed_folder
 
 logger = logging.getLogger("discreet.node")
 
+PEM = "its first line must be -----BEGIN CERTIFICATE-----; of a binary one, openssl x509 -inform der -in FILE makes it"
 LONGEST_SECONDS = 60.0  # what a node's pause may be
 
 
@@ -39,7 +41,7 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
     given, config = arguments, dict[str, str | int]()
     if given.guard is not None:
         _check_no_more_than_the_guard(given)
-        return config
+        return _peers_of(given, given.guard.with_name("masking"))
     if given.ledger is None:
         raise ConfigError("give --ledger, this node's account")
     if (given.data is None) == (given.partition is None):
@@ -51,11 +53,16 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
         if given.task is not None:
             config[TASK] = given.task
     paths = {"ledger": given.ledger, "data": given.data, "policy": given.policy}
-    if given.peers is not None:
-        config[NAME] = given.name or given.key.stem
-        state = given.masking_state or given.ledger.with_suffix(".masking")
-        paths |= {KEY: given.key, PEERS: given.peers, STATE: state}
-    return config | {name: str(path.resolve()) for name, path in paths.items() if path is not None}
+    config |= {name: str(path.resolve()) for name, path in paths.items() if path is not None}
+    return config | _peers_of(given, given.ledger.with_suffix(".masking"))
+
+
+def _peers_of(given: argparse.Namespace, state: Path) -> dict[str, str | int]:
+    """What secure aggregation needs of a node: its name, key, peers, and a folder for its state, by default `state`."""
+    if given.peers is None:
+        return {}
+    paths = {KEY: given.key, PEERS: given.peers, STATE: given.masking_state or state}
+    return {NAME: given.name or given.key.stem, **{name: str(path.resolve()) for name, path in paths.items()}}
 
 
 def _check_no_more_than_the_guard(given: argparse.Namespace) -> None:
@@ -80,6 +87,9 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
         raise ConfigError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
+    with _about("--authority"):
+        check_authority(arguments.authority)
+    _check_peers(arguments, config)
     if arguments.guard is not None:
         check_site(arguments.guard)
         return
@@ -89,16 +99,30 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     if policy.public_num_examples is not None:
         said = "DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example"
         logger.info(said, policy.public_num_examples)
-    if arguments.peers is not None:
-        with _about("--peers"):
-            count = len(read_member(files_of(None, config))[1].keys)
-        logger.info("secure aggregation: this node is %s among %d", config[NAME], count)
     with _about("--ledger"):
         DurableLedger(arguments.ledger).check()
     if arguments.data is not None and arguments.task is not None:
         with _about("--data"):
             examples, _ = node_table(arguments.data, arguments.task)
         logger.info("%d examples of %s", len(examples), arguments.task)
+
+
+def check_authority(path: Path) -> None:
+    """Raises ValueError unless a file holds certificates as Flower reads them, which otherwise tries for ever to
+    connect. OSError: it can't be read."""
+    content = path.read_bytes()
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(f"{path} holds no certificate in PEM: {PEM}") from error
+
+
+def _check_peers(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
+    """Raises ConfigError if a key is not in the list of peers."""
+    if arguments.peers is not None:
+        with _about("--peers"):
+            count = len(read_member(files_of(None, config))[1].keys)
+        logger.info("secure aggregation: this node is %s among %d", config[NAME], count)
 
 
 def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int]) -> list[str]:

@@ -11,23 +11,39 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedParameter
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from discreet.dpsgd.argument_names import names_meant
-from discreet.dpsgd.loop_plan import AdaptiveClipping, LoopPlan, LoopPrivacy, Schedule, planned
-from discreet.dpsgd.poisson_batches import Batch, Collate, MapDataset, Piece, PoissonBatches, loaded, processes_of
+from discreet.dpsgd.loop_checks import (
+    check_classes,
+    check_fresh,
+    check_model,
+    check_optimizers,
+    check_price,
+    one_value_an_example,
+    optimizers_of,
+)
+from discreet.dpsgd.loop_plan import LoopPrivacy, Schedule, planned
+from discreet.dpsgd.poisson_batches import (
+    Batch,
+    Collate,
+    MapDataset,
+    Piece,
+    PoissonBatches,
+    loaded,
+    owners_of,
+    processes_of,
+)
 from discreet.dpsgd.step_account import account_of
-from discreet.models.models import torch_draws_from, trainable
-from discreet.per_example.objective import PADDING, Loss, Tree, cross_entropy, given, modules_of, parameters_of
-from discreet.per_example.per_example import check_finite, clipped_gradient_sum
+from discreet.models.models import torch_draws_from
+from discreet.per_example.objective import Loss, Tree, cross_entropy, given, modules_of, parameters_of
+from discreet.per_example.per_example import check_finite, clipped_gradient_sum, clipped_sum_by_owner
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
+from discreet.settings.clip_choice import AdaptiveClipping
 from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
-from discreet.training.losses import per_example_loss
 
 _log = logging.getLogger("discreet")
 DEFAULT = LoopPrivacy()
@@ -78,6 +94,9 @@ class DPSGD:
         whose values are averaged over an example's own positions and labels (`per_example_loss`).
       collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own pair but for
         padding. Tried on a few examples.
+      owners: whose each row is, one for each example: the guarantee is then for an owner with all its rows, n and
+        batch_size count owners, a step reads at most `LoopPrivacy.rows_per_owner` rows of an owner that it
+        drew, and the gradient of the mean loss over them is clipped as one. It takes no collate_fn.
       privacy: noise, budget, accountant, ledger, declared n, seed and pieces, for loops that choose them.
 
     Raises:
@@ -100,27 +119,34 @@ class DPSGD:
         clip_norm: Schedule | AdaptiveClipping = 1.0,
         loss: Loss = cross_entropy,
         collate_fn: Collate | None = None,
+        owners: Sequence[object] | Tensor | None = None,
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
-        _check_model(model)
+        check_model(model)
         self._model, self._privacy, self._target = model, privacy, target_epsilon
-        self._optimizers = _listed(optimizer)
-        _check_optimizers(self._optimizers, parameters_of(*modules_of(model)))
-        self._loss, self._is_plain = _one_value_an_example(loss)
+        self._optimizers = optimizers_of(optimizer)
+        check_optimizers(self._optimizers, parameters_of(*modules_of(model)))
+        self._loss, self._is_plain = one_value_an_example(loss)
         examples, how = loaded(dataset, collate_fn)
         of_loader = how.pop("batch_size", None)
         expected, n = of_loader if batch_size is None else batch_size, len(examples.dataset)
+        self._owners = None if owners is None else owners_of(owners, examples, privacy)
+        n = n if self._owners is None else len(self._owners)
         plan = planned(privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps)
-        _check_price(plan, privacy, delta, target_epsilon)
+        check_price(plan, privacy, delta, target_epsilon)
 
         self._processes = processes_of(privacy.distributed)
-        plan, self._account = account_of(plan, privacy, self._processes, delta=delta, target=target_epsilon)
+        plan, self._account = account_of(
+            plan, privacy, self._processes, delta=delta, target=target_epsilon, by_owner=owners is not None
+        )
         self._plan, self._clip_norm, self._has_epochs = plan, plan.first_clip_norm, steps is None
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
             _log.warning("DPSGD with a seed: batches and noise can be computed again from it, and protect nobody")
         shared, at_most = self._processes.start(model, self._source), privacy.max_physical_batch
-        self._batches = PoissonBatches(examples, plan.probability, model, shared, self._processes, at_most, how)
+        self._batches = PoissonBatches(
+            examples, plan.probability, model, shared, self._processes, at_most, how, self._owners
+        )
         self._reading: Iterator[Piece] = iter(())
         self._waiting: Piece | None = None  # was yielded, and not stepped yet
         self._sums: list[Tensor] | None = None  # of the pieces before it
@@ -151,7 +177,8 @@ class DPSGD:
     @property
     def adjacency(self) -> str:
         """The data sets that are neighbours, in words."""
-        return ZERO_OUT if self._privacy.public_num_examples is None else ADD_OR_REMOVE
+        words = ZERO_OUT if self._privacy.public_num_examples is None else ADD_OR_REMOVE
+        return words if self._owners is None else words.replace("example", "owner, with all its rows,")
 
     @property
     def steps_taken(self) -> int:
@@ -222,12 +249,12 @@ class DPSGD:
         """
         piece = self._drawn((inputs, targets))
         parameters = parameters_of(*modules_of(self._model))
-        _check_optimizers(self._optimizers, parameters)  # groups may have been added, and parameters frozen, since
+        check_optimizers(self._optimizers, parameters)  # groups may have been added, and parameters frozen, since
         if not self.steps_taken and self._privacy.ledger is None:
-            _check_fresh(self._optimizers)
+            check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model):
-            sums = self._clipped_sums(*piece.batch)
+            sums = self._clipped_sums(*piece.batch, piece.owners)
         if self._sums is not None:  # not in place: a step that is refused may be tried again
             sums = list(map(add, self._sums, sums))
         if not piece.is_last:
@@ -258,15 +285,16 @@ class DPSGD:
         if self.steps_taken == len(self):
             self._reading = iter(())  # ends its workers
 
-    def _clipped_sums(self, inputs: Tree, targets: Tree) -> list[Tensor]:
+    def _clipped_sums(self, inputs: Tree, targets: Tree, owners: Tensor | None) -> list[Tensor]:
         """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0: both
         without the gradients that are not finite. And the number of gradients, and of those that are finite."""
         loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
         if (plain or loss is cross_entropy) and isinstance(targets, Tensor):
-            _check_classes(targets)
+            check_classes(targets)
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
-        total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
+        of = clipped_gradient_sum if owners is None else partial(clipped_sum_by_owner, owners=owners)
+        total, norms = of(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
         finite = norms[norms.isfinite()]
         below = (finite <= self._clip_norm).to(total.dtype)
         return [total, below.sub_(0.5).sum(), torch.tensor([len(norms), len(finite)], device=total.device)]
@@ -322,75 +350,6 @@ class DPSGD:
     def _settings(self) -> dict[str, Any]:
         delta, privacy = self._account.budget.delta, self._privacy
         how = {"delta": delta, "target_epsilon": self._target, "data_owner": privacy.data_owner}
+        if self._owners is not None:
+            how["rows_per_owner"] = self._owners.most
         return {**self._plan.facts(), **how, "adjacency": self.adjacency}
-
-
-def _one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
-    """A loss of one value an example, and True if for class numbers it is the plain cross-entropy."""
-    reduction = getattr(loss, "reduction", "none")
-    if reduction != "none":
-        raise ValueError(f'loss: reduction={reduction!r} gives one value for a whole batch: give it reduction="none"')
-    if not (isinstance(loss, nn.Module) and type(loss).__module__.startswith("torch.nn.")):
-        return loss, False
-    is_plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.label_smoothing == 0
-    return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
-
-
-def _check_classes(targets: Tensor) -> None:
-    """Raises ValueError for targets of cross-entropy that are single numbers of another type than int64."""
-    if targets.dim() == 1 and targets.dtype != torch.int64:
-        wanted = "class numbers as torch.int64 (targets.long()), or another loss"
-        raise ValueError(f"targets: cross-entropy needs {wanted}, not {targets.dtype}")
-
-
-def _check_model(model: nn.Module) -> None:
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError("model: give the module inside DistributedDataParallel, and LoopPrivacy(distributed=True)")
-    if any(isinstance(value, UninitializedParameter) for value in model.parameters()):
-        raise ValueError("model: a lazy layer has no parameters before its first pass: call the model once on an input")
-    if not trainable(model):
-        raise ValueError("model: no parameter is trainable (requires_grad)")
-
-
-def _check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: float | None) -> None:
-    n, noise = plan.num_examples, privacy.noise_multiplier
-    if not 0 < delta < 1 / n:
-        raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
-    if (noise is None) if target is None else isinstance(noise, int | float):
-        raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
-
-
-def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    listed = [optimizer] if isinstance(optimizer, Optimizer | type) else list(optimizer)
-    for each in listed:
-        if not isinstance(each, Optimizer):
-            name = each.__name__ if isinstance(each, type) else type(each).__name__
-            raise ValueError(f"optimizer: make one of {name}, such as torch.optim.SGD(model.parameters(), lr=0.1)")
-    return listed
-
-
-def _check_fresh(optimizers: Sequence[Optimizer]) -> None:
-    """Raises ValueError if an optimizer has taken steps before the first step of a loop without a ledger."""
-    if any(optimizer.state for optimizer in optimizers):
-        raise ValueError(
-            "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would leave them out. To go on "
-            "with a loop load its DPSGD.state_dict(); to add loops up give LoopPrivacy(ledger=...); otherwise begin "
-            "with a new optimizer"
-        )
-
-
-def _check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]) -> None:
-    """Raises ValueError unless they hold the trainable ones of a model's parameters, each in one of them."""
-    for optimizer in optimizers:
-        if isinstance(optimizer, LBFGS | SparseAdam):
-            name = type(optimizer).__name__
-            raise ValueError(f"optimizer: {name} is not served: it needs a closure or sparse gradients")
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    listed = [id(value) for group in groups for value in group["params"]]
-    held = set(listed)
-    if len(held) < len(listed):
-        raise ValueError("optimizer: two of them hold the same parameter, which would take two steps")
-    if held - {id(value) for value in parameters}:
-        raise ValueError("optimizer: it holds parameters that are not the model's, which nothing would make private")
-    if optimizers and {id(value) for value in parameters if value.requires_grad} - held:
-        raise ValueError("optimizer: it does not hold all trainable parameters: freeze others by requires_grad_(False)")

@@ -17,8 +17,9 @@ from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.clip_choice import AdaptiveClipping
 from discreet.settings.privacy import ClipConfig
-from discreet.settings.rules import ConfigError, plain
+from discreet.settings.rules import ConfigError
 from discreet.training.local_training import step_noise
 
 if TYPE_CHECKING:
@@ -26,41 +27,6 @@ if TYPE_CHECKING:
 
 Schedule = float | Sequence[float] | Callable[[int], float]  # one number, or one for each step from step 0 on
 LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
-# If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
-# round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9, ...
-SEARCH = {"norm": 0.1, "max": 10.0, "search_rate": 5.0}
-
-
-@dataclass(frozen=True)
-class AdaptiveClipping:
-    """A clip norm that tracks a quantile of the norms of the differences, of `DPSGD` of the gradients: Andrew et al.
-    2021 (arXiv 1905.03871).
-
-    Attributes:
-      norm: the first one. None: the first rounds or steps search for it from 0.1 on, up to 10, by the noised bits
-        that are paid for anyway.
-      maximum: what it never passes; None is ten times `norm`, or 10 without it.
-      target_quantile: of the norms, within (0, 1).
-      learning_rate: of the steps by which it moves.
-      count_stddev: noise on the count of norms within it; None is a small share of what the round costs.
-    """
-
-    norm: float | None = None
-    maximum: float | None = None
-    target_quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_stddev: float | None = None
-
-    def section(self) -> ClipConfig:
-        """The settings `privacy.user.clip` that say the same. Raises ConfigError in words of this class."""
-        given = {name: plain(value) for name, value in asdict(self).items() if value is not None}
-        if "maximum" in given:
-            given["max"] = given.pop("maximum")
-        try:
-            return ClipConfig(**given if self.norm is not None else SEARCH | given)
-        except ConfigError as error:
-            said = str(error).replace("privacy.user.clip.norm", "clip_norm").replace("clip.max ", "clip.maximum ")
-            raise ConfigError(said.replace("privacy.user.clip.", "clipping.")) from error
 
 
 def check_search(clip: ClipConfig, count_stddev: float, cohort: float, *, advice: str = "") -> None:
@@ -90,6 +56,8 @@ class LoopPrivacy:
       seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
       max_physical_batch: the most examples that are read and worked on at a time. The loop then yields larger batches
         in pieces; None: whole.
+      rows_per_owner: with `DPSGD(..., owners=...)` the most rows of one owner in a step, drawn secretly. More need no
+        more noise, and more work.
       distributed: the loop is one of the processes of torch.distributed's default group, each of which works on its
         part of every batch. All are given the same; the first one keeps the account and draws the one noise.
 
@@ -105,6 +73,7 @@ class LoopPrivacy:
     public_num_examples: int | None = None
     seed: int | None = None
     max_physical_batch: int | None = None
+    rows_per_owner: int = 8
     distributed: bool = False
 
     def __post_init__(self) -> None:
@@ -112,7 +81,7 @@ class LoopPrivacy:
             raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
         if self.accountant not in ACCOUNTANTS:
             raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
-        for name in ("public_num_examples", "max_physical_batch"):
+        for name in ("public_num_examples", "max_physical_batch", "rows_per_owner"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
 

@@ -25,6 +25,8 @@ from torch.utils.data import (
 )
 
 from discreet.dpsgd.item_watch import ItemWatch
+from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.dpsgd.owner_rows import OwnerRows, owner_rows
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.per_example.graphs import Graphs
@@ -50,11 +52,13 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave no trace in it."""
+    """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave no trace in it.
+    `owners`: of each row, for a loop whose units are owners."""
 
     step: int
     number: int
     is_last: bool
+    owners: Tensor | None
     batch: Batch
     as_drawn: Batch
 
@@ -99,8 +103,9 @@ class ExampleReader:
 class PoissonBatches:
     """Poisson batches on the device of `model`, in pieces of at most `most` examples of what this process reads.
 
-    An example is in a batch with `probability`, independently of the others and of earlier batches. So a batch may have
-    any size, 0 included. A step's batch is `drawn` once, however often it is read. `how`: as torch's DataLoader reads.
+    An example, or with `owners` an owner, is in a batch with `probability`, independently of the others and of earlier
+    batches. So a batch may have any size, 0 included. A step's batch is `drawn` once, however often it is read. `how`:
+    as torch's DataLoader reads.
     """
 
     examples: ExampleReader
@@ -110,19 +115,20 @@ class PoissonBatches:
     processes: Processes
     most: int | None
     how: Mapping[str, Any]
+    owners: OwnerRows | None = None
     drawn: dict[int, Tensor] = field(default_factory=dict)
 
     def pieces(self, steps: range) -> Iterator[Piece]:
         """The pieces of the batches of some steps. With workers later ones are being read meanwhile."""
-        asked = deque[tuple[int, int, bool]]()
+        asked = deque[tuple[int, int, bool, Tensor | None]]()
 
         def positions() -> Iterator[Sequence[int]]:
             for step in steps:
                 mine = self.processes.part(self._positions(step))
-                starts = range(0, max(1, len(mine)), self.most or max(1, len(mine)))  # an empty batch is one piece
-                for number, start in enumerate(starts):
-                    asked.append((step, number, start == starts[-1]))
-                    yield mine[start : start + starts.step]
+                parts = list(self._parts(mine, step))
+                for number, (rows, owners) in enumerate(parts):
+                    asked.append((step, number, number == len(parts) - 1, owners))
+                    yield rows
 
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
         whole: Any = self.examples  # whose positions are lists: torch makes no batches of its own
@@ -131,16 +137,40 @@ class PoissonBatches:
         def piece(read: Batch) -> Piece:
             device = next(self.model.parameters()).device  # it may have been moved since
             batch = tree_map(lambda part: part if part is None else part.to(device), read)
-            return Piece(*asked.popleft(), batch, tree_map(lambda part: part if part is None else part.clone(), batch))
+            copy = tree_map(lambda part: part if part is None else part.clone(), batch)
+            step, number, is_last, owners = asked.popleft()
+            return Piece(step, number, is_last, owners if owners is None else owners.to(device), batch, copy)
 
         return map(piece, DataLoader(whole, **how))  # no generator, which would hold a piece while the next one is read
 
+    def _parts(self, mine: Sequence[int], step: int) -> Iterator[tuple[Sequence[int], Tensor | None]]:
+        """The rows of each piece, and their owners; an empty batch is one piece."""
+        if self.owners is not None:
+            for rows, of in self.owners.pieces(mine, self.source.child("step", step).child("rows"), self.most):
+                yield rows, torch.tensor(of, dtype=torch.int64)
+            return
+        size = self.most or max(1, len(mine))
+        for start in range(0, max(1, len(mine)), size):
+            yield mine[start : start + size], None
+
     def _positions(self, step: int) -> Sequence[int]:
+        """What a step has drawn: positions of examples, or numbers of owners."""
         if step not in self.drawn:
-            count = len(self.examples.dataset)
+            count = len(self.examples.dataset if self.owners is None else self.owners)
             self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)
         positions: list[int] = self.drawn[step].tolist()
         return positions
+
+
+def owners_of(owners: Sequence[object] | Tensor, examples: ExampleReader, privacy: LoopPrivacy) -> OwnerRows:
+    """The rows of each owner of a data set. Raises ValueError: there are not as many owners as rows, or what would take
+    rows from their owners."""
+    if examples.collate is not None:
+        raise ValueError("owners: a collate_fn may bring rows into another order: give a data set of finished rows")
+    most = privacy.max_physical_batch
+    if most is not None and most < privacy.rows_per_owner:
+        raise ValueError(f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not {most}")
+    return owner_rows(owners, len(examples.dataset), privacy.rows_per_owner)
 
 
 def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tuple[ExampleReader, dict[str, Any]]:

@@ -19,9 +19,33 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
-def spent_in(ledger: DurableLedger | None, data_owner: str) -> PrivacyLedger:
-    """The releases about a data owner's examples that a ledger file knows of; none without a file."""
-    return PrivacyLedger() if ledger is None else ledger.spent(EXAMPLE, data_owner=data_owner)
+_BY_OWNER = " (each owner's rows as one)"
+
+
+def account_name(data_owner: str, *, by_owner: bool) -> str:
+    """The account of a data set in a ledger file. Loops whose units are owners have one of their own."""
+    return data_owner + _BY_OWNER if by_owner else data_owner
+
+
+def spent_in(ledger: DurableLedger | None, account: str) -> PrivacyLedger:
+    """The releases that a ledger file knows of, about the examples of a data set, or its owners; none without a file.
+
+    What a loop over owners spends counts for each single example too. Raises LedgerError: for owners, if a loop over
+    single examples has charged the file, since no epsilon of an owner follows from that.
+    """
+    if ledger is None:
+        return PrivacyLedger()
+    name = account.removesuffix(_BY_OWNER)
+    of_examples = ledger.spent(EXAMPLE, data_owner=name)
+    of_owners = ledger.spent(EXAMPLE, data_owner=name + _BY_OWNER)
+    if name == account:
+        return PrivacyLedger((*of_examples.entries, *of_owners.entries))
+    if of_examples.entries:
+        raise LedgerError(
+            f"{ledger.path} was charged for single examples: no epsilon of an owner follows from that. Give owners "
+            "from the first loop on, or another ledger for other data"
+        )
+    return of_owners
 
 
 @dataclass
@@ -121,18 +145,25 @@ class StepAccount:
 
 
 def account_of(
-    plan: LoopPlan, privacy: LoopPrivacy, processes: Processes, *, delta: float, target: float | None
+    plan: LoopPlan,
+    privacy: LoopPrivacy,
+    processes: Processes,
+    *,
+    delta: float,
+    target: float | None,
+    by_owner: bool = False,
 ) -> tuple[LoopPlan, StepAccount]:
     """The plan with the noise that a target needs after what was spent, the same in all processes, and its account,
     which the first process keeps."""
     is_first, n = processes.rank == 0, plan.num_examples
+    account = account_name(privacy.data_owner, by_owner=by_owner)
     ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
     if target is not None and is_first:
-        spent = spent_in(ledger, privacy.data_owner).entries
+        spent = spent_in(ledger, account).entries
         plan = plan.within(target, spent, delta=delta, accountant=privacy.accountant)
     plan = processes.first(lambda: plan)
     if plan.num_examples != n:
         raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
     most = target if privacy.max_epsilon is None else privacy.max_epsilon
     budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
-    return plan, StepAccount(plan.events(), budget, ledger, privacy.data_owner)
+    return plan, StepAccount(plan.events(), budget, ledger, account)

@@ -26,7 +26,6 @@ from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import MaskedTransport, members_of, transport_of
 from discreet.flower.strategy_settings import (
     EVALUATED,
-    CentralGaussian,
     PrivateEvaluation,
     flower_settings,
     said,
@@ -35,13 +34,14 @@ from discreet.flower.strategy_settings import (
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.mechanisms.central_gaussian import count_stddev
+from discreet.mechanisms.mechanism import Mechanism
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import EXAMPLES_INSTEAD, FEW_CLIENTS, check_noise
-from discreet.server.plan import Plan, resolve_noise
+from discreet.server.plan import Plan, check_cost, resolve_noise
 from discreet.server.resuming import same_settings
 from discreet.server.run_context import RunContext, close_run, interruptible, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder, check_output, replace_file
@@ -93,8 +93,8 @@ class DPFedAvg(Strategy):
         population_size, whoever replies, and no more nodes may be connected.
       target_epsilon, delta, clip_norm: short for mechanism=CentralGaussian(target_epsilon=..., delta=...,
         clipping=AdaptiveClipping(norm=clip_norm)). Without a delta it is 1e-5, without a clip norm it is searched for.
-      mechanism: `discreet.CentralGaussian`, `MaskedGaussian` or `CorrelatedNoise`: noise, budget, clipping, accountant,
-        for the three above.
+      mechanism: `discreet.CentralGaussian`, `MaskedGaussian` or `CorrelatedNoise`, or one of your own: noise, budget,
+        clipping, accountant, for the three above.
       population_name: of the population whose account the run charges; given with `account`.
       account: a file, made by `discreet ledger create`: what all runs over the population have spent. It is charged
         before the run's own ledger, and the budget of the mechanism then holds over all runs together.
@@ -132,7 +132,7 @@ class DPFedAvg(Strategy):
         target_epsilon: float | None = None,
         delta: float | None = None,
         clip_norm: float | None = None,
-        mechanism: CentralGaussian | None = None,
+        mechanism: Mechanism | None = None,
         population_name: str | None = None,
         account: str | None = None,
         sampling: str = "poisson",
@@ -308,6 +308,7 @@ def planned_app(
     found = plan(same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params)))
     advice = f"; {EXAMPLES_INSTEAD}" if asked.population_size < FEW_CLIENTS else ""
     check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator, advice=advice)
+    check_cost(found)
     folder = check_output(found.settings.output_dir, resume=asked.resume)
     resumed = _read_arrays(folder, layout) if asked.resume else None
     check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))

@@ -5,86 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
-from discreet.dpsgd.loop_plan import AdaptiveClipping
 from discreet.ledger.durable_ledger import LedgerError
+from discreet.mechanisms.central_gaussian import CentralGaussian
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
+from discreet.mechanisms.masked_sums import MaskedGaussian
+from discreet.mechanisms.mechanism import Mechanism
 from discreet.server.server_optimizer import ServerSGD, server_section
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, require
 from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
-
-
-@dataclass(frozen=True)
-class FixedClipping:
-    """One clip norm in all rounds."""
-
-    norm: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class CentralGaussian:
-    """The server clips, adds up and noises what nodes change: what `DPFedAvg` asks of the mechanism of this name in
-    `discreet.mechanisms.central_gaussian`, which has the guarantee in full.
-
-    Attributes:
-      noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
-      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
-      max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
-      delta: below 1 / population_size.
-      clipping: `AdaptiveClipping` or `FixedClipping`.
-      accountant: "pld" or "rdp".
-      noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
-      too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
-    """
-
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    max_epsilon: float | None = None
-    delta: float = 1e-5
-    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
-    accountant: str = "pld"
-    noise: str = "grid"
-    too_noisy: str = "refuse"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedGaussian(CentralGaussian):
-    """The same by secure aggregation: the server reads masked sums alone (`discreet.mechanisms.masked_sums`).
-
-    The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; sampling="everyone" is needed.
-
-    Attributes:
-      dropouts: how many nodes may be lost in a round, before it is abandoned unread.
-      colluding: how many nodes may work with the server.
-      threshold: of how many nodes the shares open a sum; None for the least that is safe.
-    """
-
-    accountant: str = "rdp"
-    dropouts: int = 1
-    colluding: int = 1
-    threshold: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorrelatedNoise(CentralGaussian):
-    """Nodes take turns, and the server's noise is correlated over rounds (`discreet.mechanisms.correlated_noise`): for
-    whoever sees which nodes are asked, too. With sampling="cyclic", or "everyone", for which it wins nothing.
-
-    Attributes:
-      clipping: `FixedClipping`.
-      groups: how many take turns: a node, by its number, is in one of them, and is asked at most every so many rounds.
-      correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
-      bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
-    """
-
-    groups: int | None = None
-    correlation: str = "bsr"
-    bandwidth: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +42,11 @@ class PrivateEvaluation:
     noise_multiplier: float = 10.0
 
 
+KINDS = (CentralGaussian, MaskedGaussian, CorrelatedNoise)
+OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run fills in
+SHORT = ("target_epsilon", "delta", "clip_norm")
+HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
+VERBS = ("add_up", "event", "release")
 EVALUATED = "what clients report of their own data is not private. Evaluate on data of the server's own by evaluate_fn"
 # Arguments of Flower's FedAvg that privacy can't honour, and why.
 REFUSED = {
@@ -115,7 +56,7 @@ REFUSED = {
 }
 # What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other steps.
 ELSEWHERE = {
-    **{each.name: "mechanism" for kind in (MaskedGaussian, CorrelatedNoise) for each in fields(kind)},
+    **{each.name: "mechanism" for kind in KINDS for each in fields(kind) if each.name not in OF_A_RUN},
     **dict.fromkeys(("eta", "beta_1", "beta_2", "tau"), "server_optimizer, a discreet.ServerAdam or ServerYogi"),
     "proximal_mu": "clients, in the train_config of start",
 }
@@ -132,6 +73,7 @@ GIVEN = {
     **{f"privacy.{name}": name for name in ("delta", "accountant", "noise")},
     **{f"privacy.user.{name}": name for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")},
     "privacy.user.account": "account",
+    "privacy.user.mechanism": "own",
     "privacy.user.correlation.kind": "correlation",
     "privacy.user.correlation.bandwidth": "bandwidth",
     **{f"privacy.secure.{name}": name for name in ("dropouts", "colluding", "threshold")},
@@ -185,20 +127,43 @@ def _refuse(given: Mapping[str, Any]) -> None:
     require(least == 0 or (asks_all and least <= available), "min_train_nodes", rule, least)
 
 
-def _mechanism(given: Mapping[str, Any]) -> CentralGaussian:
+def _mechanism(given: Mapping[str, Any]) -> Mechanism:
     """The mechanism that is given, or the one that the short forms mean."""
     mechanism = given["mechanism"]
-    short = {name: given[name] for name in ("target_epsilon", "delta", "clip_norm") if given[name] is not None}
+    short = {name: given[name] for name in SHORT if given[name] is not None}
     if mechanism is None:
         named = "target_epsilon" in short
         require(named, "target_epsilon", "given, or mechanism, such as discreet.CentralGaussian(...)", None)
         return CentralGaussian(clipping=AdaptiveClipping(short.pop("clip_norm", None)), **short)
-    if not isinstance(mechanism, CentralGaussian):
-        kinds = "CentralGaussian, CorrelatedNoise or MaskedGaussian"
+    if isinstance(mechanism, type) or not (is_dataclass(mechanism) and all(hasattr(mechanism, verb) for verb in VERBS)):
+        kinds = "CentralGaussian, CorrelatedNoise or MaskedGaussian, or one of your own"
         raise ConfigError(f"mechanism must be a {kinds} (got {type(mechanism).__name__})")
     for name, value in short.items():
-        require(False, name, "left out with a mechanism, which has its own", value)
-    return mechanism
+        has = hasattr(mechanism, "clipping" if name == "clip_norm" else name)
+        require(not has, name, "left out with a mechanism, which has its own", value)
+    return cast(Mechanism, mechanism)
+
+
+def asked_of(mechanism: Mechanism) -> dict[str, Any]:
+    """What a mechanism that is given is to be, by the names of its fields."""
+    names = (each.name for each in fields(cast(Any, mechanism)) if each.name not in OF_A_RUN)
+    return {name: getattr(mechanism, name) for name in names}
+
+
+def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
+    """The name `module:Class` of a mechanism from outside, which the run folder keeps; None of Discreet's own.
+
+    Raises:
+      ConfigError: it has a field that no setting holds, with another value than its default.
+    """
+    kind = type(mechanism)
+    if kind in KINDS:
+        return None
+    plain = asked_of(kind())
+    for name, value in asked.items():
+        rule = f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism of your own"
+        require(name in HELD or value == plain[name], f"mechanism.{name}", rule, value)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def flower_settings(given: Mapping[str, Any]) -> Settings:
@@ -207,7 +172,9 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     is no such argument."""
     _refuse(given)
     mechanism, rating = _mechanism(given), given["private_evaluation"]
-    asked, masked = {**given, **asdict(mechanism)}, isinstance(mechanism, MaskedGaussian)
+    own, masked = asked_of(mechanism), isinstance(mechanism, MaskedGaussian)
+    asked = {**given, **own, "own": _own_name(mechanism, own)}
+    asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
     if rating is not None:
         why = "another app's metrics are not masked"
@@ -218,7 +185,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
         "server": server_section(ServerSGD() if given["server_optimizer"] is None else given["server_optimizer"]),
         "privacy.user.enabled": True,
         "privacy.user.aggregation": SECURE if masked else PLAIN,
-        "privacy.user.clip": _clip(mechanism.clipping),
+        "privacy.user.clip": _clip(asked.get("clipping", AdaptiveClipping(given["clip_norm"]))),
     }
     require(given["on_round"] is None or callable(given["on_round"]), "on_round", "a function", given["on_round"])
     nested: dict[str, Any] = {}

@@ -64,7 +64,7 @@ class BlockRelease:
     def add_up(self, vectors: Iterable[Vector | None]) -> BlockSum:
         """The sum without noise. A block that failed is None and counts as zero, as does one that is not finite."""
         clip_norm = self.terms.clip_norm
-        summed = ClippedSum(self.size, clip_norm, grid=self._grid)
+        summed = ClippedSum(self.size, clip_norm, grid=self.grid)
         drawn = failed = 0
         for vector in vectors:
             drawn += 1
@@ -78,11 +78,12 @@ class BlockRelease:
         """The noised mean (size,), float64: the noise is for 2C, whichever blocks ran, failed or were empty."""
         gaussian = Gaussian(self.terms.noise_multiplier)
         sensitivity = MOVES * self.terms.clip_norm
-        noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self._grid, source=source)
-        return self._grid.to_float(noised, torch.float64) / (self.q * self.blocks)
+        noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self.grid, source=source)
+        return self.grid.to_float(noised, torch.float64) / (self.q * self.blocks)
 
     @property
-    def _grid(self) -> Grid:
+    def grid(self) -> Grid:
+        """The grid on which updates are added up exactly, from public values alone."""
         stddev = self.terms.noise_multiplier * MOVES * self.terms.clip_norm
         return grid_for(self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev)
 

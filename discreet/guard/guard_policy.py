@@ -11,6 +11,8 @@
     block-seconds = 20              # what a block may take
     at-once = 1                     # blocks that run side by side
     reply-seconds = 0               # the least time until a reply; blocks need more often
+    min-colluding = 1               # under secure aggregation: how many sites may work with the server
+    min-summands = 2                # and of how many honest sites' vectors a sum must be
     enclosure = "bubblewrap"        # or "landlock", where a container forbids namespaces
     evaluate = "refuse"             # or the table [metric]
     mock = "mock"                   # public rows, for `discreet site try`
@@ -38,7 +40,7 @@ Paths are relative to the folder of the file.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,6 +51,7 @@ from discreet.node.account import Refused
 from discreet.settings.rules import (
     ConfigError,
     Count,
+    CountOrZero,
     Finite,
     OpenShare,
     Positive,
@@ -119,7 +122,7 @@ class Limits:
 @section(
     "",
     **_hyphened("", "max_epsilon", "max_delta", "min_noise_multiplier", "clip_norm"),
-    **_hyphened("", "block_seconds", "at_once", "reply_seconds"),
+    **_hyphened("", "block_seconds", "at_once", "reply_seconds", "min_colluding", "min_summands"),
 )
 class GuardPolicy:
     """The settings of `guard.toml`; what each means is in the head of this module."""
@@ -139,6 +142,8 @@ class GuardPolicy:
     reply_seconds: Seconds = 0.0
     enclosure: Annotated[str, one_of(BUBBLEWRAP, LANDLOCK)] = BUBBLEWRAP
     evaluate: Annotated[str, one_of(REFUSE, METRIC)] = REFUSE
+    min_colluding: CountOrZero = 1
+    min_summands: CountOrZero = 2
     metric: MetricSettings | None = None
     limits: Limits = Limits()
     mock: str | None = None
@@ -228,6 +233,18 @@ def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
     blocks = replace(policy.blocks, folder=str(folder / policy.blocks.folder))
     mock = None if policy.mock is None else str(folder / policy.mock)
     return replace(policy, ledger=str(folder / policy.ledger), blocks=blocks, mock=mock)
+
+
+def statement_lines(policy: GuardPolicy) -> Iterator[str]:
+    """What the guard of this policy guarantees, a sentence each."""
+    whose = "all records of one patient id" if policy.unit == PATIENT else "all data"
+    yield f"unit: {whose} at this site; add, remove or change them"
+    yield f"blocks: {policy.blocks.count}, a public number, each drawn with q = {policy.q:g}"
+    yield f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of a block"
+    budget = f"epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
+    yield f"budget: {budget}; by PLD, a masked sum by RDP"
+    yield "trusted: this site's operator and kernel; not the app, not the server"
+    yield "observer: the server, the researcher, other sites, over all rounds"
 
 
 def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:

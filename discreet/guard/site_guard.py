@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -39,13 +41,19 @@ from discreet.guard.guard_policy import (
     check_budget,
     terms_of_run,
 )
+from discreet.guard.masked_blocks import read_masked
 from discreet.guard.patient_blocks import SiteBlocks, read_blocks
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
+from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
+from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
 from discreet.settings.rules import ConfigError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 logger = logging.getLogger("discreet.guard")
 
@@ -81,6 +89,14 @@ class Work:
     metric: MetricSettings | None
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The content of a reply. `charged`: blocks ran for it, and it leaves at a fixed time."""
+
+    content: RecordDict
+    charged: bool
+
+
 class SiteGuard:
     """Holds a site's policy, blocks, account and sandbox, and answers one message after the other."""
 
@@ -94,7 +110,7 @@ class SiteGuard:
         shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
         self.sandbox = sandbox or Sandbox(policy)
 
-    def answer(self, message: Message, context: Context, app: App) -> RecordDict:
+    def answer(self, message: Message, context: Context, app: App) -> Answer:
         """The content of the reply. The round is on the ledger before a block starts, and if it is asked again, also
         after a crash, it is charged again.
 
@@ -105,22 +121,39 @@ class SiteGuard:
         """
         try:
             check_app(self.policy, app.digest)
+            if MASKING in message.content:
+                return self._masked(message, context, app)
             work = self._work(message, context)
-            self._charge(_number(message), work.release.terms)
-        except Refused as refusal:
+            self._charge(_number(message), work.release.terms.event(self.policy.q))
+        except (Refused, MalformedMessage) as refusal:
             self._note(message, app, refused=str(refusal))
-            raise
+            raise Refused(str(refusal)) from refusal
         summed = self._run(message, context, app, work=work)
         mean = work.release.mean(summed, secure_source())
-        self._note(message, app, drawn=summed.drawn, failed=summed.failed, epsilon=self.epsilon)
         metrics: dict[str, int | float] = {NUM_EXAMPLES: self.policy.blocks.count}
         if work.metric is not None:
             metrics[work.metric.name] = metric_of(work.metric, float(mean[0]))
-            return RecordDict({"metrics": MetricRecord(dict(metrics))})
+            return Answer(RecordDict({"metrics": MetricRecord(dict(metrics))}), charged=True)
         assert work.layout is not None
         sent = work.layout.vector(only_arrays(message.content, "the message"))
         arrays = work.layout.record(sent.double().add_(mean).float())
-        return RecordDict({work.key: arrays, "metrics": MetricRecord(dict(metrics))})
+        return Answer(RecordDict({work.key: arrays, "metrics": MetricRecord(dict(metrics))}), charged=True)
+
+    def _masked(self, message: Message, context: Context, app: App) -> Answer:
+        """The answer to one stage of a masked sum; to that which asks for the vector, that of the blocks."""
+        asked = []
+
+        def charge(event: DpEvent) -> None:
+            self._charge(_number(message), event)
+            asked.append(event)
+
+        def run(plain: Message, release: BlockRelease, layout: ArrayLayout) -> BlockSum:
+            return self._run(plain, context, app, work=Work(release, layout, "", None))
+
+        work = partial(read_masked, message, self.policy, charge, run=run)
+        least = {"min-colluding": self.policy.min_colluding, "min-summands": self.policy.min_summands}
+        content = answer_masking(message.content, {**context.node_config, **least}, work=work)
+        return Answer(content, charged=bool(asked))
 
     @property
     def epsilon(self) -> float:
@@ -150,9 +183,7 @@ class SiteGuard:
     def _release(self, size: int, terms: Terms) -> BlockRelease:
         return BlockRelease(size, terms, self.policy.q, self.policy.blocks.count)
 
-    def _charge(self, number: int, terms: Terms) -> None:
-        event = terms.event(self.policy.q)
-
+    def _charge(self, number: int, event: DpEvent) -> None:
         def allowed(spent: PrivacyLedger) -> None:
             check_budget(self.policy, spent.record(event))
 
@@ -169,6 +200,7 @@ class SiteGuard:
             vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
             summed = work.release.add_up(vectors)
         _store(results, states, self.site / LOGS)
+        self._note(message, app, drawn=summed.drawn, failed=summed.failed, epsilon=self.epsilon)
         return summed
 
     def _vectors(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import (
     ACCOUNTANTS,
+    PLD,
     RDP,
     fixed_size_round_event,
     joined_noise_multiplier,
@@ -16,7 +17,8 @@ from discreet.accounting.events import (
 from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
 from discreet.mechanisms.round_state import Released
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
-from discreet.settings.client_settings import ClientSettings
+from discreet.settings.client_settings import UNBOUND, ClientSettings
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import CLIP, PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import FLOWER_APP
@@ -50,15 +52,34 @@ class CentralGaussian:
     and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the same mechanism,
     of multiplier (z^-2 + z_answers^-2)^(-1/2).
 
+    `DPFedAvg(mechanism=...)` takes one with what it is to be, by keyword; in a run it is made of the run's settings.
+
     Attributes:
       run: the settings that clients are told.
       clip: the rule by which an adaptive clip norm moves.
       sizes: of what is released.
+      noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
+      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
+      max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
+      delta: below 1 / population_size.
+      clipping: `AdaptiveClipping` or `FixedClipping`.
+      accountant: "pld" or "rdp".
+      noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
+      too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
     """
 
-    run: ClientSettings
+    run: ClientSettings = UNBOUND
     clip: ClipConfig = CLIP
     sizes: Sizes = PLANNED
+    _: KW_ONLY
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    max_epsilon: float | None = None
+    delta: float = 1e-5
+    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
+    accountant: str = PLD
+    noise: str = "grid"
+    too_noisy: str = "refuse"
     guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 

@@ -8,12 +8,12 @@ Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin, McKenna, Upadhyay 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from discreet.accounting.correlation import NONE, SQRT, Turns
-from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
+from discreet.accounting.correlation import BSR, NONE, SQRT, Turns
+from discreet.accounting.events import ACCOUNTANTS, PLD, poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms.central_gaussian import (
     ASKED_BEFORE,
@@ -25,7 +25,8 @@ from discreet.mechanisms.central_gaussian import (
 )
 from discreet.mechanisms.mechanism import SERVER, ClientRound, ExpectedNoise, Participation, Statement
 from discreet.mechanisms.round_state import Released
-from discreet.settings.client_settings import ClientSettings
+from discreet.settings.client_settings import UNBOUND, ClientSettings
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.training import FLOWER_APP
 
@@ -52,13 +53,32 @@ class CorrelatedNoise:
     on disk, it is charged again, as a release of its own: old files that were put back look the same. Noise does
     not depend on who replies.
 
+    `DPFedAvg` takes it with sampling="cyclic", or "everyone", for which it wins nothing.
+
     Attributes:
-      run, clip, sizes: as `CentralGaussian` has them.
+      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, accountant, noise, too_noisy: as
+        `CentralGaussian` has them.
+      clipping: `FixedClipping`.
+      groups: how many take turns: a node, by its number, is in one of them, and is asked at most every so many rounds.
+      correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
+      bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
     """
 
-    run: ClientSettings
+    run: ClientSettings = UNBOUND
     clip: ClipConfig = CLIP
     sizes: Sizes = PLANNED
+    _: KW_ONLY
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    max_epsilon: float | None = None
+    delta: float = 1e-5
+    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
+    accountant: str = PLD
+    noise: str = "grid"
+    too_noisy: str = "refuse"
+    groups: int | None = None
+    correlation: str = BSR
+    bandwidth: int | None = None
     guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 

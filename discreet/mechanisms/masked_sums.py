@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.accounting.events import RDP
@@ -33,7 +33,8 @@ from discreet.mechanisms.mechanism import (
     Unreachable,
 )
 from discreet.mechanisms.round_state import Released
-from discreet.settings.client_settings import ClientSettings
+from discreet.settings.client_settings import UNBOUND, ClientSettings
+from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import ADD_OR_REMOVE, CLIP, EXAMPLE, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 
@@ -121,13 +122,32 @@ class MaskedGaussian:
     any integers, and nobody sees them: it spoils the model, not the privacy of others. The denominator is a public
     constant.
 
+    The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; `DPFedAvg` needs sampling="everyone".
+
     Attributes:
-      run, clip, sizes: as `CentralGaussian` has them.
+      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, clipping, noise, too_noisy: as
+        `CentralGaussian` has them.
+      accountant: "rdp".
+      dropouts: how many nodes may be lost in a round, before it is abandoned unread.
+      colluding: how many nodes may work with the server.
+      threshold: of how many nodes the shares open a sum; None for the least that is safe.
     """
 
-    run: ClientSettings
+    run: ClientSettings = UNBOUND
     clip: ClipConfig = CLIP
     sizes: Sizes = PLANNED
+    _: KW_ONLY
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    max_epsilon: float | None = None
+    delta: float = 1e-5
+    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
+    accountant: str = RDP
+    noise: str = "grid"
+    too_noisy: str = "refuse"
+    dropouts: int = 1
+    colluding: int = 1
+    threshold: int | None = None
     guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER, CLIENTS))
 

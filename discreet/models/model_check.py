@@ -19,8 +19,9 @@ from discreet.models.models import (
     to_train,
     trainable,
 )
+from discreet.per_example.alone import writes
 from discreet.per_example.objective import cross_entropy, objective_of
-from discreet.per_example.trial import two_passes, writes
+from discreet.per_example.trial import two_passes
 from discreet.settings.training import ModelConfig
 
 _TRIAL_SEED, _OTHER_SEED = 7, 24359

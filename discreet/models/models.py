@@ -242,7 +242,7 @@ def flatten_parameters(model: nn.Module) -> Tensor:
     torch.Size([3])
     """
     parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in trainable(model)]
-    return torch.cat([torch.empty(0), *parts])
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from flwr.app import RecordDict
 
@@ -35,7 +35,11 @@ from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import MembershipFiles, is_simulations, virtual_files
 
 if TYPE_CHECKING:
-    from discreet.node.masked_work import MaskedWork
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from discreet.privacy.secure_grid import SecureSum
+    from discreet.protocol.messages import TrainRequest
 
 # Of `--node-config`: a name, a file with the node's private key, one with all public keys, a folder for its state.
 NAME, KEY, PEERS, STATE = "name", "identity-key", "peers", "masking-state"
@@ -44,8 +48,29 @@ FORGOTTEN_SECONDS = 3600.0  # after that another run, which was killed, is over 
 logger = logging.getLogger("discreet.client")
 
 
+class MaskedVector(Protocol):
+    """One round's work for a masked sum: `discreet.node.masked_work.MaskedWork`, or that of a guard."""
+
+    @property
+    def request(self) -> TrainRequest:
+        """What is asked, and under which guarantees."""
+
+    @property
+    def sums(self) -> SecureSum:
+        """The masked sum, by this node's own count."""
+
+    def vector(self) -> NDArray[np.int64]:
+        """The vector (length,), noised. Refused before anything is computed."""
+
+    def release(self) -> None:
+        """Charges the sum before the masked vector leaves; Refused beyond a budget."""
+
+    def report(self, size: int) -> None:
+        """Logs what has left, so many bytes."""
+
+
 def answer_masking(
-    content: RecordDict, node_config: Mapping[str, object], *, work: Callable[[], MaskedWork]
+    content: RecordDict, node_config: Mapping[str, object], *, work: Callable[[], MaskedVector]
 ) -> RecordDict:
     """The reply to a masking request: who this node is, its part of one or two stages, or its masked vector.
 

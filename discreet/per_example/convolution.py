@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.calls import Call, Rule, Ruled
-from discreet.per_example.layouts import FIRST, Mixed, Unserved, leaves
-from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, grams_are_cheaper
+from discreet.per_example.alone import Alone, Rule
+from discreet.per_example.lanes import is_lane, parted
+from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, floats_at_once, grams_are_cheaper
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
 _FEW_PATCHES = 4  # for each output channel: they take little memory, and a matrix product is faster
@@ -101,7 +102,8 @@ class Convolved:
         return Rows(self.slot, reduce(Tensor.add_, (built(self.geometry, *part) for part in parts)))
 
     def mass(self, order: int) -> Tensor:
-        step = max(1, _PATCH_FLOATS // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0])))
+        held = floats_at_once(_PATCH_FLOATS, self.inputs.device)
+        step = max(1, held // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0])))
         starts = range(0, len(self.inputs), step)
         return torch.cat([self.outer(slice(start, start + step)).mass(order) for start in starts])
 
@@ -125,7 +127,7 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
     count, positions, out = grads.shape
     groups, width = geometry.groups, geometry.width(inputs)
     rows = grads.new_empty(count, out, width)
-    step = max(1, _PATCH_FLOATS // (positions * groups * width))
+    step = max(1, floats_at_once(_PATCH_FLOATS, inputs.device) // (positions * groups * width))
     for start in range(0, count, step):
         some = slice(start, start + step)
         by_group = grads[some].view(-1, positions, groups, out // groups).permute(0, 2, 3, 1)
@@ -136,43 +138,74 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
 
 def _convolution(dims: int, *, turned: bool = False) -> Rule:
     """A convolution; `turned`: a transposed one, in which inputs and output gradients change their parts."""
+    name = f"conv_transpose{dims}d" if turned else f"conv{dims}d"
+    run: Any = getattr(functional, name)
 
-    def rule(call: Call) -> Ruled:
-        inputs, weight, bias = (call.argument(at, name) for at, name in enumerate(("input", "weight", "bias")))
-        layout = call.layout(inputs)
-        if layout is None or inputs.dim() != dims + 2 or call.layout(weight) or call.layout(bias):
-            raise Unserved(call.name)
-        args = list(call.args)
+    def rule(alone: Alone, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any) -> Any:
+        if is_lane(weight) or is_lane(bias) or input.dim() not in (dims + 1, dims + 2):
+            return NotImplemented
+        given = _arguments(args, named, turned=turned)
+        if turned and any(_each(given["output_padding"], dims)):
+            return NotImplemented
+        rows = alone.rows(input)
+        inputs = rows if input.dim() == dims + 1 else rows.flatten(0, 1)
         if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
-            args[0] = inputs = _channels_last(inputs)
-        outputs = call.func(*args, **call.named)
-        if layout.dim != 0:
-            return outputs, Mixed(f"{call.name} works along the examples", surely=True)
-        held, added = call.weight(weight), call.weight(bias)
-        if turned and any(extra for extra in leaves(call.argument(5, "output_padding", default=0))):
-            raise Unserved(f"{call.name} with output_padding")
-        geometry = _geometry(call, weight.shape[2:], dims, turned=turned)
-
-        def terms(grads: Tensor) -> list[Term]:
-            values = inputs.to(grads.dtype)
-            images, others = (grads, values) if turned else (values, grads)
-            rows = others.movedim(1, -1).flatten(1, -2)
-            sums = grads.flatten(2).sum(2) if turned else rows.sum(1)
-            found = [] if added is None else added.terms(layout.summed(sums))
-            if held is None:
-                return found
-            slot = replace(held.slot, kernel_last=True) if layout == FIRST and held.slot is not None else None
-            if slot is not None and geometry.groups == 1:
-                return [Convolved(slot, geometry, images.unsqueeze(1), rows.unsqueeze(1)), *found]
-            whole = layout.summed(built(geometry, images, rows))
-            if slot is not None:
-                return [Rows(slot, whole), *found]
-            return [*held.terms(whole.view(*whole.shape[:2], *geometry.kernel, -1).movedim(-1, 2)), *found]
-
-        call.note(outputs, terms, held, added)
-        return outputs, layout
+            inputs = _channels_last(inputs)
+        outputs = run(inputs, weight, bias, **given)
+        held, added = alone.slot(weight), alone.slot(bias)
+        if held is not None or added is not None:
+            geometry = _geometry(given, weight.shape[2:], dims)
+            use = _Use(geometry, held, added, alone.count, turned)
+            alone.note(outputs, lambda grads: use.terms(inputs, grads))
+        return outputs if inputs is rows or input.dim() == dims + 1 else parted(outputs, len(rows))
 
     return rule
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A convolution's use of its weight and bias, for `count` examples, of which each may have several images."""
+
+    geometry: Geometry
+    weight: Slot | None
+    bias: Slot | None
+    count: int
+    turned: bool
+
+    def terms(self, inputs: Tensor, grads: Tensor) -> list[Term]:
+        values = inputs.to(grads.dtype)
+        images, others = (grads, values) if self.turned else (values, grads)
+        rows = others.movedim(1, -1).flatten(1, -2)
+        found: list[Term] = []
+        if self.bias is not None:
+            sums = grads.flatten(2).sum(2) if self.turned else rows.sum(1)
+            found.append(Rows(self.bias, self._of_examples(sums).sum(1)))
+        if self.weight is None:
+            return found
+        slot = replace(self.weight, kernel_last=True)
+        if self.geometry.groups == 1:
+            convolved = Convolved(slot, self.geometry, self._of_examples(images), self._of_examples(rows))
+            return [convolved, *found]
+        return [Rows(slot, self._of_examples(built(self.geometry, images, rows)).sum(1)), *found]
+
+    def _of_examples(self, values: Tensor) -> Tensor:
+        return parted(values, self.count)
+
+
+_NAMES = ("stride", "padding", "dilation", "groups")
+_TURNED_NAMES = ("stride", "padding", "output_padding", "groups", "dilation")
+
+
+def _arguments(args: Sequence[Any], named: dict[str, Any], *, turned: bool) -> dict[str, Any]:
+    """All arguments behind the bias, by their names."""
+    default: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    names = _TURNED_NAMES if turned else _NAMES
+    default |= {"output_padding": 0} if turned else {}
+    return {**default, **dict(zip(names, args, strict=False)), **named}
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
 
 
 def _channels_last(images: Tensor) -> Tensor:
@@ -183,20 +216,15 @@ def _channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _geometry(call: Call, kernel: Sequence[int], dims: int, *, turned: bool) -> Geometry:
-    def each(place: int, name: str, default: int) -> tuple[int, ...]:
-        value = call.argument(place, name, default=default)
-        return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
-
-    stride, dilation = each(3, "stride", 1), each(7 if turned else 5, "dilation", 1)
-    groups: int = call.argument(6, "groups", default=1)
-    padding = call.argument(4, "padding", default=0)
+def _geometry(given: dict[str, Any], kernel: Sequence[int], dims: int) -> Geometry:
+    stride, dilation = _each(given["stride"], dims), _each(given["dilation"], dims)
+    padding = given["padding"]
     if isinstance(padding, str):
         total = [dil * (size - 1) if padding == "same" else 0 for dil, size in zip(dilation, kernel, strict=True)]
         sides = tuple((each // 2, each - each // 2) for each in total)
     else:
-        sides = tuple((side, side) for side in each(4, "padding", 0))
-    return Geometry(tuple(kernel), stride, dilation, sides, groups)
+        sides = tuple((side, side) for side in _each(padding, dims))
+    return Geometry(tuple(kernel), stride, dilation, sides, given["groups"])
 
 
 CONVOLUTION_RULES: dict[str, Rule] = {

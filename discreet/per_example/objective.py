@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
+from discreet.per_example.checkpoints import undone
 from discreet.per_example.graphs import Graphs, graphs_in
 from discreet.per_example.terms import Parts, Slot
 
@@ -52,6 +53,8 @@ class Objective:
       modules: of the model, itself first.
       parameters: all of them, in order.
       slots: of the trainable ones, by identity.
+      of_units: True if what counts as an example is a unit of several rows: inputs and targets are (n, rows, ...), the
+        model sees the rows of one unit as its batch, and the loss of the unit is their mean.
       dtype: of norms and sums: float64 if the parameters are, otherwise float32.
       autocast: the type that torch.autocast gives to the model and the loss, or None. It holds for nothing else: a norm
         in bfloat16 would be too small by half a percent, and the clipped gradient too long by as much.
@@ -65,6 +68,7 @@ class Objective:
     slots: Mapping[int, Slot]
     dtype: torch.dtype
     autocast: torch.dtype | None
+    of_units: bool = False
 
     @property
     def is_own_loss(self) -> bool:
@@ -102,7 +106,7 @@ class Objective:
     def outputs(self, inputs: Tree) -> Any:
         """The outputs of the model for a batch: a tuple are its arguments, a dictionary its arguments by name."""
         inputs = given(inputs)
-        with self.casting():
+        with self.casting(), undone():
             if isinstance(inputs, Tensor):
                 return self.model(inputs)
             return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
@@ -111,6 +115,10 @@ class Objective:
         """The loss of each example; a ValueError if the loss gives anything but (n,)."""
         with self.casting():
             return one_each(self.loss(outputs, given(targets)), count_of(targets))
+
+    def unit_loss(self, inputs: Tree, targets: Tree) -> Tensor:
+        """The loss (1,) of one unit, whose rows are the batch: the mean over them."""
+        return self.losses(self.outputs(inputs), targets).mean(0, keepdim=True)
 
     def has_known_gradient(self, targets: Tree) -> bool:
         """True if `logit_gradients` are the gradients of the loss."""

@@ -1,11 +1,11 @@
 """Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise.
 
-The model's own forward runs on the whole batch and is watched (`watch.py`): every operation between its parameters is
-checked to treat each example alone, and functions that read parameters note what gives the norms of all per-example
-gradients from their inputs and output gradients, without building them (`terms.py` has the formulas and their
-sources). One backward pass then gives the norms, and one matrix product a parameter the clipped sum. What can't be
-watched goes by torch.func, or one example after the other (`any_model.py`), and the log "discreet" says so once, with
-the line of the forward that is the reason. A forward that mixes examples is refused.
+Each example goes through the model and its loss alone, as a batch of one, under `torch.func.vmap` (`alone.py`): so
+nothing can mix examples. Functions that read parameters run for all examples at once below it, and note what gives the
+norms of all per-example gradients from their inputs and output gradients, without building them (`terms.py` has the
+formulas and their sources). One backward pass then gives the norms, and one matrix product a parameter the clipped
+sum. What vmap can't follow goes one example after the other (`any_model.py`), and the log "discreet" says so once, with
+the line that is the reason. A forward that means a batch is refused (`agreement.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -21,8 +22,10 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
-from discreet.per_example.layouts import FEWEST, Unserved
+from discreet.per_example.branches import Questions
+from discreet.per_example.loss_trial import check_loss
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -35,8 +38,10 @@ from discreet.per_example.objective import (
     objective_of,
     rows_of,
 )
-from discreet.per_example.passes import Part, Questions, by_hand, passes, tried
-from discreet.per_example.terms import Term, without
+from discreet.per_example.passes import FEWEST, Part, passes
+from discreet.per_example.perceptron import by_hand
+from discreet.per_example.refusals import Unserved
+from discreet.per_example.terms import Term, floats_at_once, without
 from discreet.per_example.trial import check_layers, try_out, unmoved
 from discreet.privacy.clipping import check_clip, clip_factors
 
@@ -89,6 +94,65 @@ def clipped_gradient_sum(
     """
     check_clip(clip_norm, "clip_norm")
     return _clipped_sum(objective_of(model, loss), inputs, targets, clip_norm)
+
+
+def clipped_sum_by_owner(
+    model: nn.Module,
+    inputs: Tree,
+    owners: Tensor,
+    *,
+    targets: Tree = None,
+    clip_norm: float,
+    loss: Loss = cross_entropy,
+) -> tuple[Tensor, Tensor]:
+    """As `clipped_gradient_sum`, for owners: the gradient of the mean loss over an owner's rows is clipped as one.
+
+    Args:
+      owners: (n,), whole numbers: the owner of each row.
+
+    Returns:
+      total, (num_params,), and the norms of the owners in the order of their numbers. Adding or removing an owner with
+      all its rows changes total by at most C.
+    """
+    check_clip(clip_norm, "clip_norm")
+    objective, inputs = objective_of(model, loss), as_tree(inputs)
+    targets = inputs if targets is None else as_tree(targets)
+    if count_of(inputs, targets) != len(owners):
+        raise ValueError(f"owners must be one for each row, {count_of(inputs)}, not {len(owners)}")
+    unique: Any = torch.unique
+    _, units, sizes = unique(owners, return_inverse=True, return_counts=True)
+    if len(owners) == 0 or not objective.slots:
+        return objective.parts().total(), objective.zeros(len(sizes))
+    with torch.set_grad_enabled(False), objective.casting(on=False):
+        reason, questions = _tried(objective, inputs, targets)
+        parts = _of_owners(replace(objective, of_units=True), (inputs, targets), (units, sizes), (reason, questions))
+        with unmoved(model):
+            return _summed(objective, parts, clip_norm, len(sizes))
+
+
+def _of_owners(
+    objective: Objective, trees: tuple[Tree, Tree], of: tuple[Tensor, Tensor], found: tuple[str, Questions]
+) -> Iterator[Part]:
+    """Passes for owners with as many rows as each other. `of`: the owner of each row, and the rows of each owner."""
+    units, sizes = of
+    order = units.argsort(stable=True)
+    starts = sizes.cumsum(0) - sizes
+    for size in sorted(set(sizes.tolist())):
+        owners = (sizes == size).nonzero().squeeze(1)
+        rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
+        inputs, targets = (rows_of(tree, rows) for tree in trees)
+        for part in _parts(objective, inputs, targets, found):
+            yield Part(owners if part.places is None else owners[part.places], part.rows, part.terms)
+
+
+def _parts(objective: Objective, inputs: Tree, targets: Tree, found: tuple[str, Questions]) -> list[Part]:
+    reason, questions = found
+    if not reason:
+        try:
+            return list(passes(objective, inputs, targets, questions))
+        except Unserved as error:
+            reason = str(error)
+    return list(_built(objective, inputs, targets, reason))
 
 
 def l1_clipped_gradient_sum(
@@ -149,7 +213,7 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
 
 
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Questions]:
-    """Tries a model and a loss that are new here, on made-up examples. The reason why it can't be watched,
+    """Tries a model and a loss that are new here, on made-up examples. The reason why examples do not go side by side,
     or "", and its questions."""
     model, loss = objective.model, objective.loss
     state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules]
@@ -160,11 +224,11 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
     if is_new:
         check_layers(model)
-    if tries_loss or known is None:
-        try_out(objective, inputs, targets, tries_loss=tries_loss)
+    outputs = try_out(objective, inputs) if tries_loss or known is None else None
     if is_new:
         _trials[model] = known = (key, *tried(model, inputs), losses)
     if tries_loss:
+        check_loss(objective, outputs, inputs, targets)
         with suppress(TypeError):  # a loss that can't be referred to is tried at each step
             losses.append(ref(loss))
     assert known is not None
@@ -172,9 +236,10 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 
 
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[Part]:
-    """Gradients that torch.func builds, for some examples at a time."""
+    """Gradients of one example after the other, for some at a time."""
     count, device = count_of(inputs), objective.parameters[0].device
-    step = max(1, _BUILT_FLOATS // sum(slot.shape.numel() for slot in objective.slots.values()))
+    held = floats_at_once(_BUILT_FLOATS, device)
+    step = max(1, held // sum(slot.shape.numel() for slot in objective.slots.values()))
     for start in range(0, count, step):
         places = torch.arange(start, min(start + step, count), device=device)
         rows = max(len(places), min(step, FEWEST))

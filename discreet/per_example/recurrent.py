@@ -2,13 +2,15 @@
 
 PyTorch's kernels keep the gates to themselves, so a layer is unrolled in plain operations here. Each gate before its
 activation is a matrix product with the inputs plus one with the hidden state before it, so the gradients at the gates
-and these two factors give the gradients of all parameters (`weights.product_terms`).
+and these two factors give the gradients of all parameters (`terms.product_terms`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-from discreet.per_example.calls import Call, Rule, Ruled
-from discreet.per_example.layouts import CONSTANT, Layout, Unserved
-from discreet.per_example.terms import Term
-from discreet.per_example.weights import product_terms
+from discreet.per_example.alone import Alone, Rule
+from discreet.per_example.lanes import is_lane, parted
+from discreet.per_example.terms import Term, product_terms
 
 State = tuple[Tensor, ...]  # hidden, and for an LSTM the cell
 
@@ -43,7 +44,7 @@ class LSTMLayer(nn.Module):
 
 
 def lstm_layer(inputs: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor) -> Tensor:
-    """The hidden states of `LSTMLayer`, in plain operations; a `Watch` takes it as one."""
+    """The hidden states of `LSTMLayer`, in plain operations; a rule takes it as one."""
     given = (inputs, input_weight, hidden_weight, bias)
     if has_torch_function(given):
         found: Tensor = handle_torch_function(lstm_layer, given, *given)
@@ -92,17 +93,26 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 }
 
 
-def _run(
-    call: Call, parameters: Sequence[Tensor | None], inputs: Tensor, state: State, *, backwards: bool = False
-) -> tuple[Tensor, State]:
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """One direction of one layer of a kind: weights of the inputs and of the hidden state, and their biases."""
+
+    kind: str
+    backwards: bool
+    inputs: Tensor
+    hidden: Tensor
+    bias: Tensor | None = None
+    hidden_bias: Tensor | None = None
+
+
+def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple[Tensor, State]:
     """One direction of one layer over the steps of inputs (n, T, d): its hidden states (n, T, hidden), and the last
-    state. `parameters`: weights of the inputs and of the hidden state, then their biases, if there are any."""
-    to_gates, to_hidden, bias, hidden_bias = (*parameters, None, None)[:4]
-    assert to_gates is not None
-    assert to_hidden is not None
-    own, hidden = ([call.weight(value) for value in pair] for pair in ((to_gates, bias), (to_hidden, hidden_bias)))
-    kind = call.name.removesuffix("_cell").removesuffix("_layer")
-    gates = functional.linear(inputs, to_gates, bias)
+    state."""
+    kind, backwards = weights.kind, weights.backwards
+    own = [alone.slot(value) for value in (weights.inputs, weights.bias)]
+    hidden = [alone.slot(value) for value in (weights.hidden, weights.hidden_bias)]
+    flat = functional.linear(inputs.flatten(0, 1), weights.inputs, weights.bias)
+    gates = parted(flat, len(inputs))
     # Gradients at zeros that are added are those of the products with the hidden state.
     added = torch.zeros_like(gates, requires_grad=True) if kind == "gru" else None
     zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
@@ -110,82 +120,83 @@ def _run(
     steps = list(zip(gates.unbind(1), zeros, strict=True))
     for step, zero in reversed(steps) if backwards else steps:
         befores.append(state[0])
-        product = functional.linear(state[0], to_hidden, hidden_bias)
+        product = functional.linear(state[0], weights.hidden, weights.hidden_bias)
         state = _STEPS[kind](step, product if zero is None else product + zero, state)
         afters.append(state[0])
     before, after = (torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters))
 
+    def of_each(values: Tensor) -> Tensor:
+        """(n * k, T, d) -> (n, k * T, d)."""
+        return values if len(values) == alone.count else parted(values, alone.count).flatten(1, 2)
+
     def of_hidden(grads: Tensor) -> list[Term]:
-        return product_terms(hidden[0], hidden[1], before, grads) if any(hidden) else []
+        return product_terms(hidden[0], hidden[1], of_each(before), of_each(grads)) if any(hidden) else []
 
     def of_gates(grads: Tensor) -> list[Term]:
-        terms = product_terms(own[0], own[1], inputs, grads) if any(own) else []
-        return [*terms, *of_hidden(grads)] if added is None else terms
+        rows = grads.view(gates.shape)
+        terms = product_terms(own[0], own[1], of_each(inputs), of_each(rows)) if any(own) else []
+        return [*terms, *of_hidden(rows)] if added is None else terms
 
-    call.note(gates, of_gates, *own, *(hidden if added is None else []))
-    if added is not None:
-        call.note(added, of_hidden, *hidden)
+    if any((*own, *hidden)):
+        alone.note(flat, of_gates)
+    if added is not None and any(hidden):
+        alone.note(added, of_hidden)
     return after, state
 
 
-def _is_each_ones(call: Call, start: Tensor) -> bool:
-    """True for a state (layers, n, hidden) of the examples, or one that is the same for all of them."""
-    tag = call.watch.tag(start)
-    return bool(tag == Layout(1) or (tag is CONSTANT and (start == start[:, :1]).all()))
-
-
-def _layers(call: Call) -> Ruled:
-    packed = isinstance(call.args[3], list | tuple)
-    inputs, *_, parameters, biased, count, dropout, training, both = call.args if packed else call.args[:-1]
-    start, batch_first = call.args[2 if packed else 1], not packed and call.args[-1]
-    starts: State = tuple(start) if call.name == "lstm" else (start,)
-    layout, wanted = call.layout(inputs), Layout(0 if batch_first else 1)
-    if packed and layout is not None and layout.after == 1:  # of equal lengths: (T * n, d)
-        inputs, layout = inputs.view(layout.before, call.count, -1), wanted
-    if layout != wanted or inputs.dim() != 3 or not all(_is_each_ones(call, value) for value in starts):
-        raise Unserved(f"{call.name} of examples in another dimension")
+def _layers(kind: str, alone: Alone, *args: Any) -> Any:
+    packed = isinstance(args[3], list | tuple)
+    inputs, *_, parameters, biased, count, dropout, training, both = args if packed else args[:-1]
+    start, batch_first = args[2 if packed else 1], packed or args[-1]
     each, ways = 4 if biased else 2, 2 if both else 1
-    if len(parameters) != each * count * ways:
-        raise Unserved(f"{call.name} with projections")
-    values, ends = inputs if batch_first else inputs.transpose(0, 1), list[State]()
+    starts: State = tuple(start) if kind == "lstm" else (start,)
+    wide = 2 if packed else 3
+    if len(parameters) != each * count * ways or inputs.dim() != wide or any(map(is_lane, parameters)):
+        return NotImplemented
+    values = alone.rows(inputs)
+    if not packed:
+        values = (values if batch_first else values.transpose(1, 2)).flatten(0, 1)  # (n * k, T, d)
+    states = [alone.rows(value).transpose(1, 2).flatten(0, 1) for value in starts]  # (n * k, layers, hidden)
+    ends = list[State]()
     for layer in range(count):
         if layer and training and dropout:
             values = functional.dropout(values, dropout)
         found = []
         for way in range(ways):
-            place = layer * ways + way
-            own, state = parameters[place * each : (place + 1) * each], tuple(value[place] for value in starts)
-            after, end = _run(call, own, values, state, backwards=way == 1)
+            at = layer * ways + way
+            own = _Weights(kind, way == 1, *parameters[at * each : (at + 1) * each])
+            state = tuple(value[:, at] for value in states)
+            after, end = _run(alone, own, values, state)
             found.append(after)
             ends.append(end)
         values = torch.cat(found, dim=2) if both else found[0]
-    outputs = values if batch_first else values.transpose(0, 1)
-    last = [torch.stack(parts) for parts in zip(*ends, strict=True)]
-    if packed:
-        outputs, layout = outputs.flatten(0, 1), Layout(0, len(outputs))
-    return (outputs, *last), [layout, *[Layout(1)] * len(last)]
+    last = [parted(torch.stack(parts, 1), alone.count).transpose(1, 2) for parts in zip(*ends, strict=True)]
+    if not packed:
+        values = parted(values, alone.count)
+        values = values if batch_first else values.transpose(1, 2)
+    return (values, *last)
 
 
-def _single(call: Call) -> Ruled:
-    inputs, start, *parameters = call.args
-    states: State = tuple(start) if call.name == "lstm_cell" else (start,)
-    if any(call.layout(value) != Layout(0) or value.dim() != 2 for value in (inputs, *states)):
-        raise Unserved(f"{call.name} of examples in another dimension")
-    _, end = _run(call, parameters, inputs.unsqueeze(1), states)
-    return end if call.name == "lstm_cell" else end[0], Layout(0)
+def _single(kind: str, alone: Alone, inputs: Tensor, start: Any, *parameters: Any) -> Any:
+    states: State = tuple(start) if kind == "lstm" else (start,)
+    if inputs.dim() != 2 or any(map(is_lane, parameters)):
+        return NotImplemented
+    rows, *befores = (alone.rows(value).flatten(0, 1).unsqueeze(1) for value in (inputs, *states))
+    _, end = _run(alone, _Weights(kind, False, *parameters), rows, tuple(value[:, 0] for value in befores))
+    found = tuple(parted(value, alone.count) for value in end)
+    return found if kind == "lstm" else found[0]
 
 
-def _own(call: Call) -> Ruled:
-    inputs, *parameters = call.args
-    layout = call.layout(inputs)
-    if layout != Layout(0) or inputs.dim() != 3:
-        raise Unserved("an LSTMLayer of examples in another dimension")
-    start = inputs.new_zeros(len(inputs), parameters[1].shape[1])
-    return _run(call, parameters, inputs, (start, start))[0], layout
+def _own(alone: Alone, inputs: Tensor, *parameters: Any) -> Any:
+    if any(map(is_lane, parameters)):
+        return NotImplemented
+    rows = alone.rows(inputs).flatten(0, 1)
+    start = rows.new_zeros(len(rows), parameters[1].shape[1])
+    return parted(_run(alone, _Weights("lstm", False, *parameters), rows, (start, start))[0], alone.count)
 
 
 RECURRENT_RULES: dict[str, Rule] = {
     "lstm_layer": _own,
-    **dict.fromkeys(_STEPS, _layers),
-    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _single),
+    **{kind: partial(_layers, kind) for kind in _STEPS},
+    **{f"{kind}_cell": partial(_single, kind) for kind in _STEPS},
 }

@@ -25,6 +25,8 @@ _LONGEST_FAST_ROW = 1024
 # A float of a gradient that is built costs as much as so many flops; the second number if a batch's are many (memory).
 _FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 160
 _NEAR_FLOATS = 2**19
+# A GPU has memory for so many, 1 GB, and is slow if it is given little at a time.
+_GPU_FLOATS = 2**28
 # Entries of the table in which places of one id are found: 2 MB.
 _TABLE_ENTRIES = 2**18
 # Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
@@ -33,6 +35,13 @@ _GRAM_MARGIN = 1e-6
 # A factor of a gradient that is longer counts as infinite, in L2 because its square overflows float32. A shorter one
 # can't make much of what rounding does to the smallest floats of the other factor.
 _LONGEST_FACTOR = 2.0**64
+
+
+def floats_at_once(on_processor: int, device: torch.device) -> int:
+    """The floats of an intermediate result that are held at once: what fits a processor's cache, or a GPU's memory."""
+    if device.type == "cpu":
+        return on_processor
+    return max(on_processor, _GPU_FLOATS)
 
 
 def _norms(values: Tensor, order: int) -> Tensor:
@@ -302,3 +311,24 @@ class Tied:
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         self.lookup.add_to(parts, weights, factor)
         self.outer.add_to(parts, weights, factor)
+
+
+def product_terms(
+    weight: Slot | None, bias: Slot | None, inputs: Tensor, grads: Tensor, *, turned: bool = False
+) -> list[Term]:
+    """Terms for outputs = inputs @ weight.T + bias, or with `turned` inputs @ weight + bias.
+
+    Args:
+      inputs: (n, d) or (n, T, d).
+      grads: (n, p) or (n, T, p).
+    """
+    inputs = inputs.to(grads.dtype)
+    if grads.dim() == 2 and not turned:
+        return [Pair(weight, bias, inputs, grads)]
+    if grads.dim() == 2:
+        inputs, grads = inputs.unsqueeze(1), grads.unsqueeze(1)
+    terms: list[Term] = [] if bias is None else [Rows(bias, grads.sum(1))]
+    if weight is None:
+        return terms
+    left, right = (grads, inputs) if turned else (inputs, grads)
+    return [Outer(weight, left, right), *terms]

@@ -1,15 +1,13 @@
-"""A model and a loss tried on three made-up examples before they see any data.
+"""Made-up examples, on which a model is tried before it sees any data.
 
 A clipped sum bounds what an example changes in the gradients. It bounds nothing else: so a forward may not write into
-its model, and the loss of an example may depend on no other example of the batch.
+its model, and what it gives may not follow from what it was given before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -17,35 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
+from discreet.per_example.alone import tensors_of, writes
 from discreet.per_example.attributes import Attributes, keeps
-from discreet.per_example.calls import DROPPING, FILLING, RECURRENT, called_inside, redispatch
+from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside
 from discreet.per_example.graphs import Graphs
-from discreet.per_example.layouts import Unserved
-from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of
+from discreet.per_example.objective import Objective, Tree, mapped
+from discreet.per_example.refusals import CONFUSED
 
 AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
 COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after layer
 _REPEATED = 1e-5  # and by this part if the same kernels have
 _SEED = 52183
-_ROWS = 7  # of made-up examples: a number that is seldom another size of a model, too
-# What a forward may raise that can't do what is asked of it.
-CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+ROWS = 7  # of made-up examples: a number that is seldom another size of a model, too
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
-
-
-def only_known_derivatives(outputs: Tensor) -> None:
-    """Raises Unserved if a function whose derivative is Python code of its own leads to the outputs."""
-    seen, waiting = set[Any](), [outputs.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch._C._FunctionBase):
-            raise Unserved(f"{type(node).__name__} has a derivative of its own")
-        waiting += [before for before, _ in node.next_functions]
 
 
 def check_layers(model: nn.Module) -> None:
@@ -82,7 +66,7 @@ class Undrawn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         named, name = kwargs or {}, getattr(func, "__name__", "")
-        if type(func) is FunctionType and func is not self.inner and redispatch is not None:
+        if type(func) is FunctionType and func is not self.inner:
             return called_inside(self, func, types, args, named)
         if name == "scaled_dot_product_attention":
             args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
@@ -93,6 +77,21 @@ class Undrawn(TorchFunctionMode):
             return args[0]
         result = func(*args, **named)
         return result.fill_(0.5) if name in FILLING else result
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Within it a GPU multiplies in float32. TF32, which convolutions take by default, has 10 bits: together with
+    others an example differs from itself alone by more than a forward that mixes examples may show."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False) -> Tree:
@@ -116,24 +115,24 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small:
     return getattr(model, "made_up_rows", lambda rows: rows)(found)
 
 
-def try_out(objective: Objective, inputs: Tree, targets: Tree, *, tries_loss: bool) -> None:
-    """Tries a model, and with it a loss. Inputs give shapes and types alone.
+def try_out(objective: Objective, inputs: Tree) -> Any:
+    """Tries a model, and returns what it gives for `ROWS` made-up examples; None if it can't be tried. Inputs give
+    shapes and types alone.
 
     Raises:
-      ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before;
-        or the loss of an example depends on other examples.
+      ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before.
     """
     before = Attributes(objective.kept, copies=True)
     try:
         for small in (False, True):
             try:
-                examples = [made_up(objective.model, inputs, _ROWS, seed, small=small) for seed in (0, 1)]
+                examples = [made_up(objective.model, inputs, ROWS, seed, small=small) for seed in (0, 1)]
                 with torch.enable_grad():
                     outputs, again, moved = two_passes(objective, *examples)
                 break
             except CONFUSED:
-                if small:  # torch.func serves it, if anything does: each example goes through model and loss alone
-                    return
+                if small:  # a loop over examples serves it, if anything does
+                    return None
         if moved:
             raise ValueError(writes(moved))
         pairs = zip(floats_in(outputs), floats_in(again), strict=True)
@@ -144,8 +143,7 @@ def try_out(objective: Objective, inputs: Tree, targets: Tree, *, tries_loss: bo
                 "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
                 "draws random numbers that torch.manual_seed does not repeat"
             )
-        if tries_loss:
-            _try_loss(objective, outputs, targets)
+        return outputs
     finally:
         before.put_back()
 
@@ -170,15 +168,6 @@ def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple
     return outputs, again, "".join([*moved, *moved_since(model, before)][:1])
 
 
-@torch.no_grad()
-def goes_alone(objective: Objective, examples: Tree, targets: Tensor) -> bool:
-    """True if the losses of examples together are those of each alone."""
-    together = objective.losses(objective.outputs(examples), targets)
-    one_row = [slice(place, place + 1) for place in range(len(targets))]
-    alone = [objective.losses(objective.outputs(rows_of(examples, one)), targets[one]) for one in one_row]
-    return not differ(together, torch.cat(alone))
-
-
 @contextmanager
 def unmoved(model: nn.Module) -> Iterator[None]:
     """Within it nothing may change a parameter or a buffer of the model.
@@ -192,22 +181,9 @@ def unmoved(model: nn.Module) -> Iterator[None]:
         raise ValueError(writes(moved[0]))
 
 
-def writes(name: str) -> str:
-    """The refusal of a model whose forward changes what `name` names."""
-    return (
-        f"the model's forward changes {name}: what examples leave there would be neither clipped nor noised. Take out "
-        "what writes it (max_norm, running statistics, observers), or the layer, or put it in eval mode"
-    )
-
-
 def state_of(model: nn.Module) -> State:
     """The parameters and buffers of a model, as they are."""
     return {name: (value, value._version, value.detach().clone()) for name, value in tensors_of(model).items()}
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Its parameters and buffers by all their names."""
-    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
 def moved_since(model: nn.Module, before: State) -> list[str]:
@@ -240,106 +216,3 @@ def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
 
 def _larger(value: Any) -> Any:
     return 10 * value if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
-    """ValueError unless the loss of each of three rows, and its gradient, is the same if another row is left out."""
-    tried = _Outputs.of(outputs)
-    if tried is None:
-        return  # none of it is known to have a row an example: the watch is there for it
-    draws = torch.Generator().manual_seed(_SEED)
-    count = count_of(targets)
-    places = torch.linspace(0, count - 1, 3).long()
-    between = tried.made(lambda shape: torch.rand(shape, generator=draws))
-    wide = tried.made(lambda shape: 10 * torch.randn(shape, generator=draws))
-    rows = rows_of(targets, places)
-    made = mapped(partial(_marks, draws), rows)
-    mixes = False
-    # Some may be out of a loss's range, which is an error on the CPU, and on a GPU the end of the process.
-    for some, wanted in ((tried, rows), (between, rows), (between, made), (wide, made)):
-        with suppress(*CONFUSED):
-            mixes = mixes or _mixes(objective, some, wanted)
-    if mixes:
-        raise ValueError(
-            "loss: the value of an example depends on other examples of the batch, so that clipping each gradient "
-            "bounds nothing: give a function whose value i follows from row i of outputs and targets alone, without "
-            "means, ranks or pairs over the batch, and without random numbers"
-        )
-
-
-def _marks(draws: torch.Generator, targets: Any) -> Any:
-    """Other targets of the same type and shape; graphs as they are."""
-    if not isinstance(targets, Tensor):
-        return targets
-    marks = torch.rand((3, *targets.shape[1:]), generator=draws)
-    marks = marks if targets.is_floating_point() else marks.sub_(marks.mean(0)) > 0
-    return marks.to(targets)
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    """What a model gives for `_ROWS` examples, of which some are taken: the dimension of the examples in each tensor of
-    floats, None for one that has none."""
-
-    leaves: list[Any]
-    spec: Any
-    dims: list[int | None]
-
-    @staticmethod
-    def of(outputs: Any) -> _Outputs | None:
-        leaves, spec = tree_flatten(outputs)
-        dims = [_dim_of_rows(value) for value in leaves]
-        return _Outputs(leaves, spec, dims).taken(list(range(3))) if any(dim is not None for dim in dims) else None
-
-    def taken(self, rows: list[int]) -> _Outputs:
-        """Some of the examples, in memory of their own."""
-        index = torch.tensor(rows)
-        pairs = zip(self.leaves, self.dims, strict=True)
-        leaves = [
-            value if dim is None else value.detach().index_select(dim, index.to(value.device)) for value, dim in pairs
-        ]
-        return replace(self, leaves=leaves)
-
-    def made(self, draw: Any) -> _Outputs:
-        """Other numbers in the place of those of three examples."""
-        pairs = zip(self.leaves, self.dims, strict=True)
-        leaves = [
-            draw(value.shape).to(value) if dim is not None and value.is_floating_point() else value
-            for value, dim in pairs
-        ]
-        return replace(self, leaves=leaves)
-
-    def floats(self) -> list[Tensor]:
-        """The numbers that have a gradient."""
-        pairs = zip(self.leaves, self.dims, strict=True)
-        return [value.requires_grad_() for value, dim in pairs if dim is not None and value.is_floating_point()]
-
-
-def _dim_of_rows(value: Any) -> int | None:
-    sizes = list(map(int, value.shape)) if isinstance(value, Tensor) else []
-    return sizes.index(_ROWS) if _ROWS in sizes else None
-
-
-def _mixes(objective: Objective, outputs: _Outputs, targets: Tree) -> bool:
-    whole = _losses_and_gradients(objective, outputs, targets)
-    for left_out in range(3):
-        rows = [row for row in range(3) if row != left_out]
-        part = _losses_and_gradients(objective, outputs.taken(rows), rows_of(targets, rows))
-        if any(differ(one[rows], other) for one, other in zip(whole, part, strict=True)):
-            return True
-    return False
-
-
-def _losses_and_gradients(objective: Objective, outputs: _Outputs, targets: Tree) -> list[Tensor]:
-    """The losses, and the gradients of their sum by the outputs, examples first: what a model's backward pass begins
-    with."""
-    device = objective.parameters[0].device
-    with torch.enable_grad(), same_chance(device):
-        given = outputs.taken(list(range(count_of(targets))))
-        floats = given.floats()
-        losses = objective.losses(tree_unflatten(given.leaves, given.spec), targets)
-        total = losses.sum() + sum(0 * value.sum() for value in floats)  # a loss need not depend on the outputs
-    gradients = torch.autograd.grad(total, floats)
-    dims = [dim for value, dim in zip(given.leaves, given.dims, strict=True) if dim is not None and value.requires_grad]
-    pairs = zip(gradients, dims, strict=True)
-    return [losses.detach(), *(gradient.movedim(dim, 0) for gradient, dim in pairs)]

@@ -308,7 +308,7 @@ def is_uneven(targets: Tensor, num_classes: int = 2) -> bool:
 def uneven_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     """The mean over the classes of the share that is right, and the mean AUC of each class against the rest (of two
     classes the AUC); a class without an example counts in neither. The AUC of outputs that are not finite is NaN."""
-    classes = targets.unique()
+    classes = torch.unique(targets)
     right = right_of(outputs, targets).double()
     balanced = torch.stack([right[targets == each].mean() for each in classes]).mean()
     logits = outputs.double()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from discreet.mechanisms.mechanism import Statement
 from discreet.queries.scores import score_columns

@@ -222,5 +222,5 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
         _count_rounds(lower)
         return _CLIPPING
 
-    if shown:
+    if any(group.mean_series("fraction_below") for group in shown):  # a fixed norm has none, and does not move
         yield picture("Clip norm, and the fraction of updates below it", draw, rows=2)

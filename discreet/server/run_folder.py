@@ -203,7 +203,8 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunSecrets(CarriedState):
-    """`CarriedState` in a run folder, for the server's user alone: it takes noise off. Removed when the run is over."""
+    """`CarriedState` in a run folder, for the server's user alone: with it the noise of releases
+    can be taken off. It is removed when the run is over."""
 
     folder: Path
 

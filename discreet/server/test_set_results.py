@@ -43,7 +43,7 @@ def _roc(outputs: Tensor, targets: Tensor) -> list[list[float]]:
     """(false positive rate, true positive rate) of class 1, at most MOST_POINTS; empty with a single class."""
     from sklearn.metrics import roc_curve
 
-    if len(targets.unique()) < 2:
+    if len(torch.unique(targets)) < 2:
         return []
     wrong, right, _ = roc_curve(targets.numpy(), (outputs[:, 1] - outputs[:, 0]).numpy())
     places = np.unique(np.linspace(0, len(wrong) - 1, min(MOST_POINTS, len(wrong))).round().astype(int))
@@ -58,7 +58,7 @@ def _calibration(said: Tensor, targets: Tensor) -> list[list[float]]:
     else:
         probability, true = said.max(dim=1).values, said.argmax(dim=1) == targets
     places, rows = (probability * BINS).long().clamp(max=BINS - 1), list[list[float]]()
-    for place in places.unique():
+    for place in torch.unique(places):
         here = places == place
         rows.append([float(probability[here].mean()), float(true[here].double().mean()), float(here.sum())])
     return rows

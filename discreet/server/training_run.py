@@ -39,6 +39,7 @@ MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, b
 PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
 FACTOR = 2.0  # times the loss of a model that gives 0 throughout
 CUT_ROUNDS, CUT_SHARE = 3, 0.2  # rounds in a row with a smaller share of norms within the clip norm
+TIMED = 3  # rounds after which the time that is left is said
 UNRANKED = (-math.inf, -math.inf)
 
 logger = logging.getLogger("discreet")
@@ -250,6 +251,8 @@ class TrainingRun:
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
+        if len(self.rows) == TIMED:
+            self._say_time_left(after.round)
         stats.log_failures()
         notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm, learns=improves(self.rows))
         for name, note in notes.items():
@@ -257,6 +260,13 @@ class TrainingRun:
                 logger.warning("%s", self.context.says(note))
         self.warned |= notes.keys()
         return row
+
+    def _say_time_left(self, done: int) -> None:
+        """An estimate by the last round; the first ones also load and compile."""
+        left = self.plan.run.rounds - done
+        if left > 0:
+            minutes = left * self.rows[-1]["seconds"] / 60
+            logger.info("%d rounds are left, about %.2g minutes by the last one", left, minutes)
 
     def _epsilon(self, guarantee: str) -> float:
         return self.ledger.spent(guarantee).epsilon(self.plan.run.delta, self.plan.run.accountant)

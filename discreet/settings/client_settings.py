@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from discreet.accounting.correlation import NONE
-from discreet.accounting.events import RDP
+from discreet.accounting.events import PLD, RDP
 from discreet.settings import rules
 from discreet.settings.data import MEANS, DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import (
@@ -255,3 +255,7 @@ class ClientSettings:
         if self.example.enabled and declared is not None:
             rule = f"at least training.batch_size and below 1 / privacy.delta: within [{least}, {1 / self.delta:g})"
             require(least <= declared < 1 / self.delta, "data.public_num_examples", rule, declared)
+
+
+# The run of a mechanism that was asked for and is in none yet.
+UNBOUND = ClientSettings(1, 1e-5, PLD, "grid", user=UserTerms(enabled=False))

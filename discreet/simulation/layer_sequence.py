@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from discreet.per_example.convolution import Geometry
 from discreet.per_example.objective import Loss, cross_entropy, softmax_minus_one_hot
-from discreet.per_example.passes import unchanged
+from discreet.per_example.perceptron import unchanged
 from discreet.per_example.terms import mass
 from discreet.privacy.clipping import clip_factors
 

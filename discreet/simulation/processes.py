@@ -37,8 +37,9 @@ def heard() -> list[signal.Signals]:
     return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def below(ancestor: int | Collection[int], program: bytes = b"") -> list[int]:
-    """The living processes below a process, or below some, or those of a program; none if the system has no /proc."""
+def below(ancestor: int | Collection[int], program: bytes | tuple[bytes, ...] = b"") -> list[int]:
+    """The living processes below a process, or below some; of those only a program's, or some programs'; none if the
+    system has no /proc."""
     above, parents = {ancestor} if isinstance(ancestor, int) else {*ancestor}, dict[int, int]()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

@@ -62,7 +62,7 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
         raise FolderError(f"{table.path}: one part has no row: name another share than {share:g}")
     for path, rows in zip(paths, parts, strict=True):
         replace_file(path, _text([header, *rows], table.mark).encode())
-    return OwnerSplit(*paths, (len(parts[0]), len(parts[1])), (len(owners[0]), len(owners[1])))
+    return OwnerSplit(paths[0], paths[1], (len(parts[0]), len(parts[1])), (len(owners[0]), len(owners[1])))
 
 
 def _text(rows: list[list[str]], separator: str) -> str:

@@ -14,12 +14,14 @@ from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
+    NeighboringRelation,
     NonPrivateDpEvent,
     NoOpDpEvent,
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
 )
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -279,3 +281,19 @@ def test_a_round_of_secure_aggregation_costs_what_the_continuous_gaussian_does_w
     spent = epsilon_spent([(event, 30)], delta=1e-5, accountant="rdp")
     central = epsilon_spent([(GaussianDpEvent(noise), 30)], delta=1e-5, accountant="rdp")
     assert 0.99 * central < spent < 1.01 * central
+
+
+@pytest.mark.parametrize("delta", [1e-20, 1e-23, 1e-30, 1e-100, 1e-300])
+@pytest.mark.parametrize(("probability", "count"), [(0.1, 100), (0.01, 1000), (1.0, 10)])
+def test_a_small_delta_costs_by_pld_no_more_than_by_rdp(delta: float, probability: float, count: int) -> None:
+    entries = [(poisson_round_event(probability, noise_multiplier=3.0), count)]
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+    bound = accountant.compose(entries[0][0], count).get_epsilon(delta)
+    spent = epsilon_spent(entries, delta=delta)
+    assert 0 < spent <= bound * (1 + 1e-6)
+    assert spent >= epsilon_spent(entries, delta=1e-18)  # of a larger delta
+
+
+def test_sampled_laplace_releases_have_an_epsilon_at_a_small_delta() -> None:
+    entries = [(PoissonSampledDpEvent(0.1, LaplaceDpEvent(2.0)), 10)]
+    assert 0 < epsilon_spent(entries, delta=1e-25) <= 10 / 2.0

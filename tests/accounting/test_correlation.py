@@ -13,6 +13,7 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, SingleEpochTreeA
 from dp_accounting.rdp import RdpAccountant
 from scipy.linalg import toeplitz
 
+from discreet.accounting import correlation
 from discreet.accounting.correlation import Turns, best_bandwidth, factor_and_weights
 from discreet.accounting.privacy_ledger import PrivacyLedger
 
@@ -45,6 +46,16 @@ def test_bands_are_the_first_coefficients_of_the_root_and_of_its_inverse() -> No
 def test_the_weights_are_the_inverse_of_the_factor(kind: str, bandwidth: int) -> None:
     factor, weights = factor_and_weights(kind, bandwidth, 30)
     assert np.allclose(lower(factor) @ lower(weights), np.eye(30), atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [[1.0, 0.5, 0.6], [1.0, -0.1, -0.2]])
+def test_noise_whose_coefficients_rise_or_are_negative_is_refused(
+    factor: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No kind that there is has such a factor: that of bisr is the inverse of its weights.
+    monkeypatch.setattr(correlation, "_inverse", lambda _: np.array(factor))
+    with pytest.raises(ValueError, match="coefficients of bisr noise with bandwidth 2 are negative or rise"):
+        correlation.factor_and_weights.__wrapped__("bisr", 2, 3)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 50, 400])

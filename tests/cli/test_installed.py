@@ -17,6 +17,7 @@ from discreet.data.datasets import load_task
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from tests.command import new
+from tests.tables.made_tables import make_project, write_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=4211")
@@ -103,6 +104,20 @@ def test_a_new_project_trains_and_is_reported_on(project: Path, discreet: Comman
     assert done.returncode == 0, done.stdout + done.stderr
     assert "round 2/2" in done.stdout
     assert "outputs/first" in discreet("report", "outputs/first", folder=project).stdout
+
+
+def test_a_table_leads_to_an_exported_model_by_the_wheel_alone(discreet: Command, tmp_path: Path) -> None:
+    table, folder = write_table(tmp_path / "hospital.csv", 40), tmp_path / "my-ward"
+    assert discreet("new", folder, "--table", table).returncode == 0
+    make_project(folder / "data", people=40)
+    words = ("experiment=table", "data.num_clients=40", "rounds=2", "output_dir=outputs/first")
+    done = discreet("simulate", *words, folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = discreet("export", "outputs/first", "exported", folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"README.md", "classifier.py", "encoding.py", "model.pt2"} <= {
+        path.name for path in (folder / "exported").iterdir()
+    }
 
 
 def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None:

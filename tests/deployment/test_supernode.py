@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from discreet.deployment.certificates import make_authority
 from discreet.deployment.flower_fixes import supernode_fixes
 from discreet.deployment.flower_fixes.commands import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
@@ -31,8 +34,10 @@ COMMON = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key"
 
 
 @pytest.fixture
-def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that this process would have become."""
+def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """The commands that this process would have become; it stands in a folder with a ca.crt."""
+    monkeypatch.chdir(tmp_path)
+    make_authority(Path())
     commands: list[list[str]] = []
 
     def become(_: str, words: list[str]) -> int:
@@ -95,9 +100,7 @@ def test_what_is_wrong_is_said_before_anything_connects(
     tmp_path: Path,
     executed: list[list[str]],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("wrong.json").write_text('{"max-epsilom": 3}')
     (tmp_path / folder).mkdir()
     assert start(tmp_path / folder, *words) == 2
@@ -106,6 +109,30 @@ def test_what_is_wrong_is_said_before_anything_connects(
     assert "none.db is missing: put the ledger back" in capsys.readouterr().out
     assert not (tmp_path / "none.db").exists()
     assert executed == []
+
+
+WRONG_AUTHORITIES: dict[str, Callable[[bytes], bytes]] = {
+    "binary": lambda pem: ssl.PEM_cert_to_DER_cert(pem.decode()),
+    "empty": lambda pem: b"",
+    "a key": lambda pem: Path("ca.key").read_bytes(),
+    "with a byte order mark": lambda pem: b"\xef\xbb\xbf" + pem,
+    "cut": lambda pem: pem[: len(pem) // 2],
+}
+
+
+@pytest.mark.parametrize("change", WRONG_AUTHORITIES.values(), ids=WRONG_AUTHORITIES.keys())
+def test_an_authority_that_is_no_certificate_is_refused_and_not_tried_for_ever(
+    change: Callable[[bytes], bytes], tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pem = Path("ca.crt").read_bytes()
+    Path("ca.crt").write_bytes(change(pem))
+    assert start(tmp_path, *PLACE) == 2
+    assert "--authority: ca.crt holds no certificate in PEM: its first line must be" in capsys.readouterr().out
+    Path("ca.crt").write_bytes(pem.replace(b"\n", b"\r\n"))
+    assert main([*COMMON, "--ledger", str(tmp_path / "ledger.db"), *PLACE]) == 0
+    Path("ca.crt").unlink()
+    assert main([*COMMON, "--ledger", str(tmp_path / "ledger.db"), *PLACE]) == 2
+    assert len(executed) == 1
 
 
 RUN, NODE = 1, 11

@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import Result
 from flwr.superlink.grid import InMemoryGrid
 
+from discreet import AdaptiveClipping, CentralGaussian
 from discreet.flower.strategy import DPFedAvg
-from discreet.flower.strategy_settings import AdaptiveClipping, CentralGaussian
 from discreet.server.run_folder import RunFolder, RunStatus, read_status
 
 NODES = 6

@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
 
-from discreet.flower.strategy_settings import FixedClipping
+from discreet import FixedClipping
 from discreet.protocol.messages import TrainReply
 from discreet.server.run_folder import RunFolder
 from discreet.server.transport import Failure

@@ -18,8 +18,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricReco
 from safetensors.numpy import load_file
 
 import discreet
-from discreet import PrivateEvaluation
-from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
+from discreet import AdaptiveClipping, FixedClipping, PrivateEvaluation
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.plan import Plan
 from discreet.server.predictions import load_model
@@ -42,6 +41,7 @@ from tests.flower.flower_apps import (
     strategy,
     values_of,
 )
+from tests.mechanisms.signs import Signs
 
 EXACT: dict[str, Any] = {"noise": "float", "noise_multiplier": 0.0}
 
@@ -70,6 +70,16 @@ def test_a_bit_says_whether_the_difference_was_within_the_clip_norm(tmp_path: Pa
     mechanism = noised(**EXACT, clipping=AdaptiveClipping(0.5, count_stddev=1e-6))
     run(tmp_path / "run", grid, sampling="everyone", population_size=4, **mechanism)
     assert RunFolder(tmp_path / "run").read_metrics()[0]["fraction_below"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_a_mechanism_of_ones_own_does_the_rounds_and_they_are_charged(tmp_path: Path) -> None:
+    own = {"mechanism": Signs(noise_multiplier=2.0), "delta": 1e-3, "clip_norm": 1.0}
+    moved = values_of(run(tmp_path / "run", **own))
+    assert not np.allclose(moved["bias"], START["bias"])
+    spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
+    assert spent.entries == ((GaussianDpEvent(2.0), 2),)
+    kept = RunFolder(tmp_path / "run").read_config().privacy.user.mechanism
+    assert kept == "tests.mechanisms.signs:Signs"
 
 
 def test_an_on_round_that_fails_ends_the_run_and_costs_no_round(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
+from discreet import AdaptiveClipping, FixedClipping
 from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
-from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.protocol.messages import MalformedMessage
 from discreet.server.population_account import ADJACENCIES, Population, create_account

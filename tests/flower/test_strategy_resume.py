@@ -14,7 +14,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 
 import discreet
-from discreet.flower.strategy_settings import AdaptiveClipping, FixedClipping
+from discreet import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource

@@ -51,7 +51,8 @@ def start(federation: Federation, name: str, site: Path, *words: str) -> None:
         *("env", f"{STATE_VARIABLE}={site / 'state'}", f"HOME={site}", f"FLWR_HOME={site / 'flwr'}"),
         *(sys.executable, "-m", "discreet.deployment.supernode", "--guard", str(site / "guard.toml")),
         *("--superlink", f"127.0.0.1:{federation.proxy_port}", "--port", str(flower_home.free_port())),
-        *("--key", str(site / "key"), "--authority", str(site / "authority"), *words),
+        *("--key", str(site / "key"), "--authority", str(site / "authority")),
+        *("--peers", str(site / "peers"), "--name", name, *words),
     ]
     federation.start(name, as_nobody(command))
 

@@ -97,7 +97,7 @@ class Played:
     def answer(self, attack: str, kind: str) -> dict[str, object]:
         """What leaves for an attack."""
         started = time.monotonic()
-        content = self.guard.answer(message(kind=kind), self.asked(attack), self.app)
+        content = self.guard.answer(message(kind=kind), self.asked(attack), self.app).content
         values = {
             name: {
                 key: np.asarray(each.numpy()).tolist() if hasattr(each, "numpy") else each

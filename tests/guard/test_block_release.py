@@ -14,6 +14,8 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from discreet.audit.canaries import Scores
+from discreet.audit.estimates import fit_gaussians
 from discreet.guard import block_release
 from discreet.guard.guard_policy import Terms
 from discreet.guard.site_guard import App, SiteGuard
@@ -45,7 +47,7 @@ def guard_at(
 
 
 def answered(guard: SiteGuard, given: Message | None = None, **config: object) -> RecordDict:
-    return guard.answer(given or message(), context(**config), APP)
+    return guard.answer(given or message(), context(**config), APP).content
 
 
 def neighbours(tmp_path: Path, play: Play = opposed) -> Replay:
@@ -210,7 +212,7 @@ def test_no_metric_of_a_block_moves_its_sum_by_more_than_the_noise_is_for(values
     metric = block_release.MetricSettings("accuracy", 0.0, 1.0, 5.0)
     release = block_release.BlockRelease(1, Terms(1.0, 5.0), 1.0, 2)
     one, other = (release.add_up([block_release.of_metric(metric, value)]).total for value in values)
-    grid = release._grid
+    grid = release.grid
     assert abs(float(grid.to_float(one - other, torch.float64)[0])) <= 2 * (1 + 1e-9)
 
 
@@ -230,3 +232,25 @@ def test_what_a_block_is_told_names_no_site_and_no_other_block(tmp_path: Path) -
     (task,) = guard.sandbox.tasks  # type: ignore[attr-defined]
     assert task.run_id == RUN
     assert str(tmp_path).encode() not in task.packed()
+
+
+RELEASES = 4000
+
+
+def test_an_audit_of_the_release_shows_what_is_claimed_and_no_more() -> None:
+    """Releases with a patient whose block turns round, and without; bounds with a false-alarm rate of 1e-9."""
+    release, delta = block_release.BlockRelease(SIZE, Terms(C, 1.0), 1.0, 2), 1e-3
+    source = seeded_source(77081)
+    values = []
+    for number in range(RELEASES):
+        turned = -UNIT if number % 2 else UNIT
+        summed = release.add_up([np.float32(C) * turned, np.float32(C) * UNIT])
+        values.append(-float(release.mean(summed, source.child(number))[0]))
+    fitted = fit_gaussians(Scores(np.array(values), np.arange(RELEASES) % 2 == 1))
+    assert fitted is not None
+    claim = PLDAccountant().compose(GaussianDpEvent(1.0)).get_epsilon(delta)
+    assert fitted.epsilon(delta=delta) == pytest.approx(claim, rel=0.15)
+    assert fitted.lower_bound(delta=delta, significance=1e-9) < claim
+    # What would be claimed if the patient moved C alone is refuted.
+    half = PLDAccountant().compose(GaussianDpEvent(2.0)).get_epsilon(delta)
+    assert fitted.lower_bound(delta=delta, significance=1e-9) > half

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,50 @@ def test_an_ordinary_app_trains_and_each_site_has_paid(
     for folder in folders:
         monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
         assert DurableLedger(folder / "ledger.db").spent("patient").epsilon(DELTA) == pytest.approx(expected, rel=1e-3)
+
+
+SECURE = """
+def strategy_of(context: Context) -> Strategy:
+    from discreet import DPFedAvg, FixedClipping, MaskedGaussian
+
+    noise = float(context.run_config["guard-noise-multiplier"])
+    mechanism = MaskedGaussian(noise_multiplier=noise, delta=1e-5, clipping=FixedClipping(norm=1.0), too_noisy="warn")
+    nodes = int(context.run_config["nodes"])
+    return DPFedAvg(population_size=nodes, min_available_nodes=nodes, sampling="everyone", mechanism=mechanism)
+
+
+@app.main()
+"""
+
+
+def secure_copy(folder: Path) -> Path:
+    """The app of patients with a server that reads a masked sum; its client is unchanged."""
+    copied = folder / "secure"
+    shutil.copytree(PATIENTS_APP, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    server = copied / "patients" / "server_app.py"
+    assert server.read_text().count("@app.main()\n") == 1
+    server.write_text(server.read_text().replace("@app.main()\n", SECURE.lstrip()))
+    return copied
+
+
+def test_under_secure_aggregation_each_site_pays_for_its_patients_by_its_own_count(
+    sites: tuple[Federation, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, folders = sites
+    test, noise = federation.folder / "test.csv", 2.5
+    test.write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
+    config = {"features": 2, "test": str(test), "guard_noise_multiplier": noise}
+    said = run(federation, "secure", secure_copy(tmp_path), num_server_rounds=ROUNDS, **config)
+    assert f"round {ROUNDS}/{ROUNDS}" in said, said
+    for folder in folders:
+        monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
+        spent = DurableLedger(folder / "ledger.db").spent("patient")
+        masked = [(event, count) for event, count in spent.entries if hasattr(event, "renyi_noise_multiplier")]
+        ((event, count),) = masked
+        assert count == ROUNDS
+        # Two of four are sure to be honest and there: the noise of the whole sum is for one site, that of a patient
+        # k / 2 times as much; whole steps take a little of it.
+        assert 0.95 * noise * BLOCKS / 2 < event.renyi_noise_multiplier <= noise * BLOCKS / 2
 
 
 @pytest.mark.parametrize("attack", ["records", "raise"])

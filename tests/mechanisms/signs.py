@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -20,8 +20,8 @@ from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, UpdateRow
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
-from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import USER, ClipConfig, Sizes
+from discreet.settings.client_settings import UNBOUND, ClientSettings
+from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 class Signs:
     """All data of one client, from whoever sees the released models; the server is trusted."""
 
-    run: ClientSettings
-    clip: ClipConfig
-    sizes: Sizes
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
+    _: KW_ONLY
+    noise_multiplier: float | None = None  # given in code; in a run it is that of the run
     guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
     answers: ClassVar[None] = None

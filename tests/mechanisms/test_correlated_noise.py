@@ -28,6 +28,7 @@ from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
+from discreet.privacy.grid import grid_slack
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply, TrainRequest
@@ -50,6 +51,7 @@ TURNS = (
     *("rounds=7", "model.name=linear", "data.num_clients=20", "training.epochs=1", "privacy.user.too_noisy=warn"),
 )
 GROUPS, ROUNDS, DELTA = 3, 7, 1e-3
+SCALE = 2.0  # of noise, in steps of the grid
 
 
 def config(*words: str) -> Settings:
@@ -94,6 +96,14 @@ def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Pa
             noise / moved, rel=1e-6
         )
     assert 7.9 < (rows[-1]["epsilon_user"] or 0) <= 8 * (1 + 1e-9)  # the target, which has chosen the noise
+
+
+@pytest.mark.parametrize("kind", ["bsr", "bisr", "sqrt"])
+def test_the_slack_of_the_grid_is_for_each_term_that_a_rounds_noise_has(kind: str) -> None:
+    mechanism = release(kind=kind)
+    terms = sum(abs(weight) > 1e-12 for weight in mechanism.turns.weights.tolist())
+    assert terms > 1
+    assert 1 > mechanism.grid_slack(100, SCALE) >= terms * grid_slack(100, SCALE) > 0
 
 
 def test_whose_turn_it_is_does_not_depend_on_who_else_is_there() -> None:

@@ -93,9 +93,7 @@ def tried(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_
             wanted, wanted_norms = clipped_sum(gradients_of(model, inputs, targets, loss), CLIP, order=order)
             torch.testing.assert_close(norms.double(), wanted_norms, rtol=1e-3, atol=1e-6)
             assert float((total.double() - wanted).norm()) <= 1e-3 * CLIP * math.sqrt(COUNT)
-    if not said:
-        return "fast rule"
-    return "by torch.func" if "by torch.func" in said[0] else "sequential"
+    return "sequential" if said else "side by side"
 
 
 def how(case: Case) -> str:
@@ -117,11 +115,11 @@ def how_loss(criterion: nn.Module) -> str:
 
 
 def rows_of(group: str) -> list[tuple[str, str, str]]:
-    """(layers, setting, how): a row for all layers of a group that are served alike, unless by a fast rule as built."""
+    """(layers, setting, how): a row for all layers of a group that are served alike, unless side by side as built."""
     found = defaultdict[tuple[str, str], list[str]](list)
     for case in GROUPS[group]:
         found[case.setting, how(case).partition(":")[0]].append(type(case.layer()).__name__)
-    return [(", ".join(names), *what) for what, names in found.items() if what != ("", "fast rule")]
+    return [(", ".join(names), *what) for what, names in found.items() if what != ("", "side by side")]
 
 
 def section(group: str) -> str:

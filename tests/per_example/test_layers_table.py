@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.per_example.layouts import FIRST
-from discreet.per_example.operations import CHECKS
+from discreet.per_example.layer_rules import RULES
 from tests.per_example.layers_cases import BASES, GROUPS, LOSSES
 from tests.per_example.layers_table import MARK, PAGE, losses, section, tried
 
@@ -35,8 +34,9 @@ class Mixing(nn.Module):
 
 
 def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CHECKS, "flip", lambda call: FIRST)
-    monkeypatch.setattr("discreet.per_example.passes._tried_on", lambda *_: "")
+    monkeypatch.setitem(RULES, "flip", lambda alone, inputs, *_: alone.rows(inputs).flip(0))
+    monkeypatch.setattr("discreet.per_example.agreement._tried_on", lambda *_: "")
+    monkeypatch.setattr("discreet.per_example.agreement._check_alone", lambda *_: None)
     model, inputs = nn.Sequential(nn.Linear(4, 4), Mixing(), nn.Linear(4, 3)), torch.randn(5, 4)
     with pytest.raises(AssertionError):
         tried(model, inputs, torch.tensor([0, 1, 2, 0, 1]))

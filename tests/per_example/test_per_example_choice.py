@@ -44,7 +44,7 @@ class Scaled(nn.Module):
 
 
 class Branching(nn.Module):
-    """Control flow that depends on the data: torch.func.vmap cannot follow it."""
+    """Control flow that depends on the data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class LargestOfABag(nn.Module):
         return self.layer(self.bag(inputs.clamp(0, 3).long()))
 
 
-@pytest.mark.parametrize("build", [Scaled, hooked, tied, normed])
+@pytest.mark.parametrize("build", [Scaled, hooked, tied, normed, Branching, LargestOfABag])
 @pytest.mark.parametrize("order", [1, 2])
 def test_parameters_that_no_layer_owns_that_are_used_twice_or_computed_and_hooks_are_right_and_fast(
     build: Callable[[], nn.Module], order: int, caplog: pytest.LogCaptureFixture
@@ -91,23 +91,30 @@ def test_parameters_that_no_layer_owns_that_are_used_twice_or_computed_and_hooks
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (Branching, "a loop over examples, slower: unbind takes examples apart"),
-        (LargestOfABag, "torch.func, slower: emb"),
-    ],
-)
+class ReadByNumpy(nn.Module):
+    """What numpy reads, vmap can't follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        means = torch.from_numpy(inputs.numpy().mean(1, keepdims=True))
+        return self.layer(inputs - means)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("build", [ReadByNumpy])
 @pytest.mark.parametrize("order", [1, 2])
-def test_what_can_not_be_watched_is_right_and_said_once(
-    build: Callable[[], nn.Module], words: str, order: int, caplog: pytest.LogCaptureFixture
+def test_what_vmap_can_not_follow_is_right_and_said_once_with_its_line(
+    build: Callable[[], nn.Module], order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, (inputs, targets) = seeded(build), batch()
     with caplog.at_level(logging.INFO, logger="discreet"):
         for count in (1, 6, 6):
             assert_matches(model, inputs[:count], targets[:count], clip=0.6, order=order)
     (record,) = caplog.records
-    assert f"by {words}" in record.getMessage()
+    assert "by a loop over examples, slower" in record.getMessage()
+    assert "at test_per_example_choice.py:" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.per_example import passes
+from discreet.per_example import agreement
+from discreet.per_example.branches import Questions
 from discreet.per_example.objective import Loss, Objective
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.training.losses import per_example_loss
@@ -252,13 +253,13 @@ def test_models_and_losses_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_made_up_examples_of_a_trial_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, right = list[Tensor](), passes._tried_on
+    tried, right = list[Tensor](), agreement._tried_on
 
-    def noted(objective: Objective, made: Tensor, questions: passes.Questions) -> str:
+    def noted(objective: Objective, made: Tensor, questions: Questions) -> str:
         tried.append(made)
         return right(objective, made, questions)
 
-    monkeypatch.setattr(passes, "_tried_on", noted)
+    monkeypatch.setattr(agreement, "_tried_on", noted)
     inputs, targets = examples()
     clipped_gradient_sum(nn.Sequential(nn.Linear(4, 3), nn.Dropout()), inputs, targets=targets, clip_norm=1.0)
     assert tried

@@ -162,3 +162,12 @@ def test_a_client_that_noises_its_own_answers_pays_for_them_alone(tmp_path: Path
     (said,) = ratings_cost(record_of(folder))
     alone = PLDAccountant().compose(GaussianDpEvent(3.0), 2).get_epsilon(1e-3)
     assert f"its answers to 2 ratings, if it gave them all, cost {alone:.4g} alone" in said
+
+
+def test_further_metrics_that_clients_gave_are_in_the_table_with_their_errors(tmp_path: Path) -> None:
+    folder = rated_run(tmp_path / "run")
+    further = {"calibration_error": 0.08, "calibration_error_error": 0.02, "calibration_error_error_by_noise": 0.01}
+    folder.replace_metrics([row | further for row in folder.read_metrics()])
+    (row,) = runs_table([record_of(folder)])
+    assert (row["calibration_error"], row["calibration_error_error"]) == ("0.0800", "0.0200")
+    assert not any(name.endswith("by_noise") for name in row)

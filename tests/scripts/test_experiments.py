@@ -14,6 +14,7 @@ from discreet.settings.places import conf_folder
 from tests.command import simulate as main
 from tests.data.test_images import write_cifar, write_femnist, write_mnist
 from tests.data.test_tokens import write_play
+from tests.tables.made_tables import make_project
 
 # (what makes it small, the guarantees that it gives)
 ALONE = {
@@ -53,7 +54,7 @@ ON_TWEETS = {
     "tweets_ten_silos_secure": (["training.batch_size=20", "data.num_clients=4"], {"example"}),
     "tweets_users": (["data.num_clients=30"], {"user"}),
 }
-ON_HEART = {"heart": {"example"}, "heart_secure": {"example"}}
+ON_HEART = {"guarded": {"user"}, "heart": {"example"}, "heart_secure": {"example"}}
 # (what makes it small, the number of runs)
 SWEEPS = {
     "adaptive_clipping_sweep": (["data.num_clients=40"], 11),
@@ -78,7 +79,7 @@ def check(folder: Path, guarantees: set[str]) -> None:
 
 def test_every_experiment_is_here() -> None:
     there = {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")}
-    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS}
+    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS, "table"}
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -101,6 +102,12 @@ def test_an_experiment_on_mnist_runs_by_one_command(name: str, shared_data: Path
 def test_an_experiment_on_the_hospitals_runs_by_one_command(name: str, shared_data: Path, tmp_path: Path) -> None:
     run(f"experiment={name}", "rounds=1", f"data.path={shared_data / 'heart'}", f"output_dir={tmp_path / 'run'}")
     check(tmp_path / "run", ON_HEART[name])
+
+
+def test_the_experiment_on_a_table_runs_by_one_command(tmp_path: Path) -> None:
+    where = [f"data.path={make_project(tmp_path, people=30)}", f"output_dir={tmp_path / 'run'}"]
+    run("experiment=table", "rounds=1", "data.num_clients=30", *where)
+    check(tmp_path / "run", {"user"})
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ no runtime API listens. The guard takes the message, and stores the one reply th
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import logging
@@ -54,7 +55,7 @@ class GuardedReplies:
         """Answers, and sends. A reply that was charged is sent at a time that no patient has part in."""
         started = time.monotonic()
         for task in state.get_tasks():
-            state.finish_task(task.task_id, sub_status=SubStatus.COMPLETED, details="")
+            state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="")
         message = _last_message(state)
         reply = self._reply(message, state, object_store, started=started)
         object_store.delete(message.metadata.message_id)
@@ -68,9 +69,10 @@ class GuardedReplies:
         context = None if run is None else state.get_run_series_context(run.series_id)
         if run is None or fab is None or context is None:
             return Message(Error(REFUSED, "this site's guard does not know the run"), reply_to=message)
-        app = App(run.run_id, run.fab_id, run.fab_version, fab.hash_str, fab.content)
+        digest = hashlib.sha256(fab.content).hexdigest()
+        app = App(run.run_id, run.fab_id, run.fab_version, digest, fab.content)
         try:
-            content = self.guard.answer(_whole(message, store), context, app)
+            answer = self.guard.answer(_whole(message, store), context, app)
         except Refused as refusal:
             logger.warning("refused: %s", refusal)
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
@@ -78,8 +80,9 @@ class GuardedReplies:
             logger.exception("nothing was released")
             wait_until(started + self.guard.policy.round_seconds)
             return Message(Error(REFUSED, FAILED), reply_to=message)
-        wait_until(started + self.guard.policy.round_seconds)
-        return Message(content, reply_to=message)
+        if answer.charged:
+            wait_until(started + self.guard.policy.round_seconds)
+        return Message(answer.content, reply_to=message)
 
 
 def _last_message(state: InMemoryNodeState) -> Message:

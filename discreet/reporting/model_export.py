@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import discreet.data.encoding as encoding
 from discreet.data.encoding import CATEGORY, DATE, TEXT, Column
 from discreet.data.targets import CLASSES, LABELS, NUMBERS
-from discreet.server.predictions import SavedModel, load_model
 from discreet.reporting.model_card import model_card
 from discreet.reporting.records import read_runs
 from discreet.server.model_description import FILE, read_facts
+from discreet.server.predictions import SavedModel, load_model
 from discreet.server.run_folder import csv_text
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, require_extra
@@ -49,7 +49,7 @@ class Normalised(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of inputs (n, *input_shape)."""
-        outputs: Tensor = self.model((inputs - self.means) / self.deviations)
+        outputs: Tensor = self.model((inputs - self.get_buffer("means")) / self.get_buffer("deviations"))
         return outputs
 
 

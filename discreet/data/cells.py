@@ -1,0 +1,71 @@
+"""Columns of a table as arrays: numbers, encoded cells, classes by their places, owners. What is wrong is told by its
+row, and never shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from discreet.data.description import DataDescription
+from discreet.data.encoding import CellError, encode, is_empty
+from discreet.data.targets import Array, FolderError, RowError
+from discreet.per_example.objective import PADDING
+
+
+def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Array:
+    cells = {column.name: found[column.name].to_pylist() for column in description.columns}
+    try:
+        return encode(cells, description.columns, decimal=description.decimal)
+    except CellError as error:
+        raise RowError(error.row, error.problem) from None
+
+
+def owners_of(column: Any, name: str) -> Array:
+    """The cells of an owner each; rows without one would be one more person."""
+    owners = np.asarray(column)
+    for row, cell in enumerate(owners.tolist()):
+        if is_empty(cell):
+            raise RowError(row, f"{name} is empty: it must say whose row it is")
+    return owners
+
+
+def numbers_in(column: Any, what: str) -> Array:
+    with suppress(TypeError, ValueError):
+        quick = np.asarray(column.to_numpy(), np.float64)
+        if np.isfinite(quick).all():
+            return quick
+    for row, cell in enumerate(column.to_pylist()):
+        with suppress(TypeError, ValueError):
+            if math.isfinite(float(cell)):
+                continue
+        raise RowError(row, f"{what} is {'missing' if cell in (None, '') else 'no finite number'}")
+    raise FolderError(f"{what} is no number in any row")
+
+
+def numbered(targets: Array, name: str, description: DataDescription) -> Array:
+    """Classes as numbers; words by their places in `classes`."""
+    if not description.classes:
+        return _target_numbers(targets, name, description)
+    places = {word: place for place, word in enumerate(description.classes)}
+    places |= {} if description.padding is None else {str(description.padding): PADDING}
+    for place, value in enumerate(targets.flat):
+        if str(value) not in places:
+            problem = f"{name} is empty" if is_empty(value) else "the class is not in classes"
+            raise RowError(place * len(targets) // targets.size, problem)
+    return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
+
+
+def _target_numbers(targets: Array, name: str, description: DataDescription) -> Array:
+    if targets.dtype == object and description.columns:  # cells as they are written
+        for row, cell in enumerate(targets):
+            if is_empty(cell):
+                raise RowError(row, f"{name} is empty")
+        targets = np.asarray([str(cell).replace(description.decimal, ".") for cell in targets])
+    try:
+        return np.asarray(targets, np.float64)
+    except ValueError as error:
+        raise FolderError(f"{description.file}: targets must be numbers, or words listed in classes") from error

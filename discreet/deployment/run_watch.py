@@ -1,0 +1,91 @@
+"""The processes that a run on this machine needs, watched until it ends."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from discreet.deployment.flower_home import LOOK_SECONDS
+from discreet.server.run_folder import OVER, RunFolder, state_of
+from discreet.simulation.processes import RunLostError, below
+
+APPS = (b"flwr-serverapp", b"flwr-simulation")  # the programs of a ServerApp, which run below a SuperLink
+APP_LOOK_SECONDS = 1.0
+GONE_SECONDS = 5.0  # of a ServerApp: one that has ended by itself says so first, and Flower asks for its end
+LOST_SECONDS = 5.0
+
+logger = logging.getLogger("discreet")
+
+Process = subprocess.Popen[bytes]
+
+
+@dataclass
+class RunWatch:
+    """Watches what a run needs.
+
+    Attributes:
+      run: its folder.
+      superlink: the process below which its ServerApp runs.
+      proxy: the node proxy, without which no node is reached; None if there is none.
+      nodes: by name.
+      helpers: by name, processes without which a run is slower.
+      clock: seconds.
+    """
+
+    run: RunFolder
+    superlink: Process
+    proxy: Process | None = None
+    nodes: Mapping[str, Process] = field(default_factory=dict)
+    helpers: Mapping[str, Process] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _told: set[str] = field(default_factory=set)
+    _app_seen: float | None = None  # when a ServerApp was seen last
+    _looked: float = 0.0
+
+    def check(self) -> None:
+        """Raises RunLostError if something has ended without which the run can't go on; says once what else has."""
+        for name, process in (("the SuperLink", self.superlink), ("the node proxy", self.proxy)):
+            if process is not None and process.poll() is not None:
+                raise RunLostError(f"{name} has ended, with exit code {process.returncode}")
+        others = {**self.nodes, **self.helpers}
+        ended = {name for name, process in others.items() if process.poll() is not None}
+        for name in sorted(ended - self._told):
+            code = others[name].returncode
+            logger.warning("%s has ended, with exit code %d: the run goes on without it", name, code)
+        self._told |= ended
+        if self.nodes and ended.issuperset(self.nodes):
+            raise RunLostError("all nodes have ended")
+        self._check_app()
+
+    def _check_app(self) -> None:
+        now = self.clock()
+        if now - self._looked < APP_LOOK_SECONDS:
+            return
+        self._looked = now
+        if below(self.superlink.pid, APPS):
+            self._app_seen = now
+        elif self._app_seen is not None and now - self._app_seen > GONE_SECONDS and state_of(self.run) not in OVER:
+            raise RunLostError("the ServerApp has ended without a word")
+
+
+def follow(process: Process, log: Path, watch: RunWatch) -> None:
+    """Prints a process's log until its end: it never writes itself to whoever reads this one's output. RunLostError if
+    something that the run needs has ended before it."""
+    shown, ended = 0, False
+    while not ended:
+        ended = process.poll() is not None
+        text = log.read_text(errors="replace")
+        print(text[shown:], end="", flush=True)
+        shown = len(text)
+        if ended and process.returncode:
+            # A lost SuperLink ends `flwr run` too, and may be seen to have ended only after it.
+            with suppress(subprocess.TimeoutExpired):
+                watch.superlink.wait(LOST_SECONDS)
+        if process.returncode != 0:
+            watch.check()
+        time.sleep(LOOK_SECONDS)

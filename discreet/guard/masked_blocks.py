@@ -1,0 +1,132 @@
+"""A guarded site under secure aggregation: the mean of its blocks leaves with a share of the noise, masked.
+
+The server runs `DPFedAvg(mechanism=MaskedGaussian(clipping=FixedClipping(C)))` as for other nodes. It reads the sum of
+all sites' vectors alone; so nobody's server is trusted, and one noise, which all sites add in shares, is enough for
+everybody. A block's update has a norm of at most C, and so has their mean, which is what `secure_sum` expects of a
+node. But one patient moves it by 2C / k alone: that is what this site charges, by its own count of the noise that
+honest sites are sure to add.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
+from discreet.flower.array_layout import ArrayLayout, only_arrays
+from discreet.guard.block_release import MOVES, BlockRelease, BlockSum, read_layout
+from discreet.guard.guard_policy import GuardPolicy, Terms
+from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.node.account import Refused
+from discreet.node.policy import ROUNDING
+from discreet.privacy.randomness import RandomSource, secure_source
+from discreet.privacy.secure_grid import SecureSum
+from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING
+from discreet.protocol.messages import MalformedMessage, TrainRequest, request_of
+from discreet.settings.privacy import USER, Sizes
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+logger = logging.getLogger("discreet.guard")
+
+Charge = Callable[["DpEvent"], None]
+RunBlocks = Callable[[Message, BlockRelease, ArrayLayout], BlockSum]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedBlocks:
+    """The work of a site for one masked sum, as `answer_masking` asks for it.
+
+    Attributes:
+      request: what the server asks, and under which guarantee.
+      sums: the masked sum, by this site's own count.
+      blocks: how the blocks' updates are clipped and added up.
+      charge: writes an event to the guard's ledger, or raises Refused.
+      run: runs the blocks, and gives the sum of their clipped updates.
+    """
+
+    request: TrainRequest
+    sums: SecureSum
+    blocks: BlockRelease
+    charge: Charge
+    run: Callable[[], BlockSum]
+
+    def vector(self) -> NDArray[np.int64]:
+        """The site's vector (length,), with its share of noise. It is charged before a block starts."""
+        self.charge(block_event(self.sums, self.blocks.blocks))
+        vector: NDArray[np.int64] = site_vector(self, self.run(), secure_source()).numpy()
+        return vector
+
+    def release(self) -> None:
+        """Nothing more: the sum was charged before a block started."""
+
+    def report(self, size: int) -> None:
+        """Logs what has left: a masked vector of so many bytes."""
+        logger.info("round %d: a masked vector of %d bytes sent", self.request.round, size)
+
+
+def site_vector(work: MaskedBlocks, summed: BlockSum, source: RandomSource) -> Tensor:
+    """The mean of the blocks in whole steps, int64 (length,), with one share of noise."""
+    sums, blocks = work.sums, work.blocks
+    mean = blocks.grid.to_float(summed.total, torch.float64) / blocks.blocks
+    steps = (mean * (sums.clip_steps / blocks.terms.clip_norm)).trunc().long()
+    return steps + sums.noise(source)
+
+
+def block_event(sums: SecureSum, blocks: int) -> DpEvent:
+    """The event of a masked sum for one patient of one of a site's blocks.
+
+    The mean moves by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate of the difference by less
+    than 1, which is sqrt(length) in L2; what float64 rounds is far below the whole step that is added for it.
+    """
+    most = MOVES * sums.clip_steps / blocks + math.isqrt(sums.length - 1) + 2
+    sensitivity_squared = math.ceil(most) ** 2
+    return DistributedDiscreteGaussianDpEvent(sums.variance, sums.summands, sensitivity_squared, sums.length)
+
+
+def read_masked(message: Message, policy: GuardPolicy, charge: Charge, *, run: RunBlocks) -> MaskedBlocks:
+    """The work that a message asks for. Refused: it is none that a guard does. MalformedMessage: it can't be read."""
+    content = RecordDict(dict(message.content))
+    asked = content.pop(ASKED, None)
+    del content[MASKING]
+    if not isinstance(asked, ConfigRecord):
+        raise MalformedMessage("the message holds no train request of this version of Discreet")
+    items: dict[str, object] = dict(asked)
+    frozen = items.pop(FROZEN, None)
+    request = request_of(items)
+    patterns = tuple(str(each) for each in frozen) if isinstance(frozen, list) else ()
+    terms = Terms(request.clip_norm, policy.min_noise_multiplier, patterns)
+    layout = read_layout(only_arrays(content, "the message"), policy, terms)
+    sums = _sum_of(request, layout, policy)
+    blocks = BlockRelease(layout.num_params, terms, 1.0, policy.blocks.count)
+    message.content = content
+    return MaskedBlocks(request, sums, blocks, charge, lambda: run(message, blocks, layout))
+
+
+def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> SecureSum:
+    """The sum that a request means. Refused: one of another kind, or with too little noise for one patient."""
+    mechanism = masked_mechanism(request.run, Sizes(layout.num_params))
+    sums = None if mechanism is None else mechanism.participation.vector
+    if mechanism is None or sums is None or mechanism.guarantee != USER or not request.work.trains:
+        raise Refused("a guard adds to sums of sites' updates alone: the run needs MaskedGaussian")
+    if sums.bit_steps or sums.answer_length:
+        raise Refused("a guard gives neither bit nor answer: the run needs clipping=FixedClipping(...)")
+    if policy.q < 1:
+        raise Refused("this site's guard draws its blocks (q < 1), which a masked sum does not account for")
+    if not sums.variance:
+        raise Refused("the masked sum has no noise")
+    noise = block_event(sums, policy.blocks.count).renyi_noise_multiplier
+    if noise < policy.min_noise_multiplier * (1 - ROUNDING):
+        wanted = f"a noise multiplier of {policy.min_noise_multiplier:g} for one {policy.unit}"
+        raise Refused(f"this site's guard wants {wanted}; the sum has {noise:.4g} by its own count")
+    return sums

@@ -1,0 +1,110 @@
+"""What guarded sites release, simulated: each client is a block of patients, and one patient moves the sum by 2C.
+
+The mechanism of `discreet.guard.block_release`, with one noise that all sites share, as `experiment=guarded` has it, so
+that people choose blocks, q and C before they ask a hospital. The server of a real run has no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
+from discreet.mechanisms.central_gaussian import noise_of, user_price_settings
+from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.round_state import Released
+from discreet.settings.client_settings import UNBOUND, ClientSettings
+from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.rules import ConfigError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from discreet.mechanisms.round_state import RoundState
+    from discreet.mechanisms.sums import Replies, RoundSum
+    from discreet.privacy.randomness import RandomSource
+
+MOVES = 2  # clip norms by which one patient moves the sum: its block changes, and stays
+
+
+@dataclass(frozen=True)
+class GuardedBlocks:
+    """All records of one patient, from everybody but the sites' operators."""
+
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
+    guarantee: ClassVar[str] = USER
+    charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
+    answers: ClassVar[None] = None
+    accountants: ClassVar[tuple[str, ...]] = ACCOUNTANTS
+    participation: ClassVar[Participation] = IN_THE_CLEAR
+
+    def statement(self) -> Statement:
+        user = self.run.user
+        drawn = "every block in every round" if user.probability == 1 else f"blocks drawn with q = {user.probability:g}"
+        return Statement(
+            unit="all records of one patient at one site",
+            adjacency="add, remove or change them; the number of blocks is public and stays",
+            trusted="the operator of that site, and its kernel: not the app, not the server",
+            observer="everybody else, over all rounds",
+            mechanism=f"each block of patients is a client, {drawn}; updates clipped to C, noise for 2C on the sum",
+            accounting="a Poisson-sampled Gaussian a round, its noise over 2C",
+            not_covered=(
+                "a simulation: nothing was held in a sandbox",
+                "channels between blocks through the machine",
+                "a patient at two sites, or with two ids",
+            ),
+        )
+
+    @property
+    def price_settings(self) -> Mapping[str, object]:
+        return user_price_settings(self.run)
+
+    @property
+    def sum_noise(self) -> float:
+        """The noise on the sum, over C: a patient moves the sum by 2C."""
+        return MOVES * noise_of(self.run)
+
+    def expected_noise(self, clip_norm: float) -> ExpectedNoise:
+        from discreet.privacy.grid import grid_slack
+
+        slack = None
+        if self._exact:
+            slack = grid_slack
+        setting = "privacy.user.clip.norm"
+        return ExpectedNoise(self.sum_noise, clip_norm, self.run.expected_cohort, setting, slack=slack)
+
+    def event(self, number: int, *, again: bool = False) -> DpEvent:
+        user = self.run.user
+        if self.run.evaluation.private or user.adaptive or user.sampling not in ("poisson", "everyone"):
+            raise ConfigError(
+                "guarded blocks have privacy.user.clip.kind=fixed, sampling.kind=poisson or everyone, and rate nothing"
+            )
+        return poisson_round_event(user.probability, noise_multiplier=noise_of(self.run))
+
+    def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
+        return ClientRound(noise_of(self.run))
+
+    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
+        from discreet.privacy.grid import grid_for
+
+        size, clip_norm = state.params.numel(), state.clip_norm
+        grid = None
+        if self._exact:
+            scale, most = self.sum_noise * clip_norm, self.run.user.population_size
+            grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
+        return add_all(replies, RoundSum(CohortSum(size, clip_norm, grid)))
+
+    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+        """Noises the sum for 2C."""
+        from discreet.privacy.mechanisms import Gaussian
+
+        noised = summed.updates.clipped.noised(Gaussian(self.sum_noise), source.child("update"))
+        return Released(noised, state.clip_norm, None, summed.updates.replies)
+
+    @property
+    def _exact(self) -> bool:
+        return self.run.noise == "grid"

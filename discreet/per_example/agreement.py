@@ -1,0 +1,265 @@
+"""A model tried on made-up examples: several together, each alone, and side by side (`passes.py`) must agree.
+
+If several together give other outputs than each alone, the forward mixes examples. Alone it would be private, and not
+what its author meant: it is refused by the name of the call. If a gradient found side by side is not that of plain
+autograd, which a wrong rule would be to blame for, one example goes after the other.
+
+No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from discreet.per_example.alone import tensors_of
+from discreet.per_example.any_model import OfMany, plain_gradient
+from discreet.per_example.attributes import put_back
+from discreet.per_example.branches import Questions, Split
+from discreet.per_example.functions import function_of
+from discreet.per_example.objective import Objective, Tree, filled, mapped, objective_of, rows_of
+from discreet.per_example.passes import FEWEST, Part, one_pass, passes
+from discreet.per_example.refusals import CONFUSED, MixesExamples, Unserved, place
+from discreet.per_example.terms import Parts
+from discreet.per_example.trial import (
+    AGREEMENT,
+    COARSE_AGREEMENT,
+    ROWS,
+    Undrawn,
+    differ,
+    exact_products,
+    floats_in,
+    made_up,
+    same_chance,
+)
+
+# A made-up example may stand at a kink, of a ReLU or a maximum, where rounding decides; a wrong rule is wrong for all.
+_TRIALS = 3
+
+
+class _EachRow:
+    """A loss to which every number of each example's outputs counts otherwise. Outputs without a row for each example,
+    such as a mean, do not count."""
+
+    __module__ = "discreet.per_example.agreement"
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+
+    def of(self, outputs: Any, count: int = ROWS) -> None:
+        """Finds them in the outputs for so many examples."""
+        shapes = (list(map(int, value.shape)) for value in floats_in(outputs))
+        self.found = [(place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes]
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        values, count = floats_in(outputs), len(targets)
+        parts = [values[place].movedim(dim, 0).reshape(count, -1) for place, dim in self.found]
+        rows = torch.cat(parts, 1)
+        return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
+
+
+def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
+    """The reason why the examples of a model do not go side by side, "" if there is none; and its questions. Nothing is
+    drawn at random: dropout keeps everything.
+
+    Raises:
+      MixesExamples: the forward does.
+    """
+    loss = _EachRow()
+    objective = objective_of(model, loss)
+    reason, small, questions = "", False, Questions()
+    for seed in range(_TRIALS):
+        try:
+            examples = made_up(model, inputs, ROWS, seed, small=small)
+            with same_chance(objective.parameters[0].device), exact_products(), Undrawn():
+                _check_alone(objective, loss, examples)
+                reason = _reason(objective, examples, questions)
+                questions = questions if reason else _settled(objective, examples, questions)
+        except Unserved as error:
+            return str(error), questions
+        except MixesExamples:
+            raise
+        except CONFUSED as error:
+            reason, small = str(error), True
+        if not reason:
+            break
+    return reason, questions
+
+
+def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
+    """Raises MixesExamples unless the outputs of examples together are those of each alone; those of examples that
+    answer the questions of the forward alike, if they answer differently."""
+    with torch.no_grad(), put_back(objective.kept):
+        try:
+            loss.of(objective.outputs(examples))
+        except CONFUSED:  # a batch whose lengths have to fall, say: if it is not wrong for each alone, nothing is known
+            loss.of(objective.outputs(rows_of(examples, slice(0, 1))), 1)
+            return
+        alone = torch.cat([_valued(objective, rows_of(examples, slice(at, at + 1)), 1) for at in range(ROWS)])
+    waiting = [torch.arange(ROWS)]
+    while waiting:
+        places = waiting.pop()
+        some = rows_of(examples, places)
+        if not differ(_valued(objective, some, len(places)), alone[places], _agreement(objective)):
+            continue
+        groups = _groups(objective, some, len(places))
+        if len(groups) < 2:
+            raise MixesExamples(_first_difference(objective, examples))
+        waiting += [places[group] for group in groups]
+
+
+@torch.no_grad()
+def _valued(objective: Objective, examples: Tree, count: int) -> Tensor:
+    with put_back(objective.kept), OfMany():
+        return objective.loss(objective.outputs(examples), objective.zeros(count))
+
+
+def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
+    """The places of examples that answer alike."""
+    try:
+        rows = max(count, FEWEST)
+        one_pass(objective, filled(examples, rows), objective.zeros(rows))
+    except Split as split:
+        return split.groups(count)
+    except Unserved:
+        pass
+    return []
+
+
+def _agreement(objective: Objective) -> float:
+    return COARSE_AGREEMENT if objective.rounds else AGREEMENT
+
+
+def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
+    """Says if a gradient is not that of plain autograd, in float64 if it is not in the model's own type."""
+    reason = _tried_on(objective, examples, questions)
+    if not reason or objective.parameters[0].dtype == torch.float64:
+        return reason
+    with in_float64(objective.model):
+        wide = objective_of(objective.model, objective.loss)
+        try:
+            return _tried_on(wide, mapped(_double, examples), questions)
+        except (Unserved, *CONFUSED):
+            return reason
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@contextmanager
+def in_float64(model: nn.Module) -> Iterator[None]:
+    """Within it the parameters and buffers of a model are float64, also for autocast, which leaves that type alone."""
+    floats = {id(value): value for value in tensors_of(model).values() if value.is_floating_point()}
+    before = [(value, value.data) for value in floats.values()]
+    try:
+        for value, data in before:
+            value.data = data.double()
+        yield
+    finally:
+        for value, data in before:
+            value.data = data
+
+
+def _settled(objective: Objective, examples: Tree, questions: Questions) -> Questions:
+    """Gives questions that were asked one answer for every batch, if the gradients stay as they are."""
+    while questions.asked:
+        question = next(iter(questions.asked))
+        found = None
+        for answer in (False, True):
+            more = Questions(settled={**questions.settled, question: answer})
+            try:
+                if not _tried_on(objective, examples, more):
+                    found = more
+                    break
+            except (Unserved, *CONFUSED):
+                continue
+        if found is None:
+            rest = dict(list(questions.asked.items())[1:])
+            questions = Questions(rest, questions.settled)
+        else:
+            found.asked.pop(question, None)
+            questions = found
+    return questions
+
+
+def _tried_on(objective: Objective, examples: Tree, questions: Questions) -> str:
+    targets = objective.zeros(ROWS)
+    found = _rows(objective, passes(objective, examples, targets, questions))
+    part = _agreement(objective)
+    for at in range(ROWS):
+        one = slice(at, at + 1)
+        with put_back(objective.kept):
+            alone = plain_gradient(objective, rows_of(examples, one), targets[one])
+        margin = max(float(value.norm()) for value in alone) * part
+        pairs = zip(objective.slots.values(), alone, strict=True)
+        if any(float((found[at][slot.index] - value).norm()) > margin for slot, value in pairs):
+            return "a made-up example has other gradients alone"
+    return ""
+
+
+def _rows(objective: Objective, parts: Iterable[Part]) -> list[Parts]:
+    """The gradient of each example by itself."""
+    found = [objective.parts() for _ in range(ROWS)]
+    for part in parts:
+        for row, at in enumerate(range(ROWS) if part.places is None else part.places.tolist()):
+            chosen = objective.zeros(part.rows)
+            chosen[row] = 1
+            for term in part.terms:
+                term.add_to(found[at], chosen, 1.0)
+    return found
+
+
+class _Calls(TorchFunctionMode):
+    """Notes the floats that each function of PyTorch gives, and where it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = list[tuple[str, str, list[Tensor]]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        function, result = function_of(func), func(*args, **(kwargs or {}))
+        floats = [value.detach().clone() for value in tree_leaves(result) if _is_float(value)]
+        if floats and not function.is_fact:
+            self.seen.append((function.name, place(), floats))
+        return result
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+@torch.no_grad()
+def _first_difference(objective: Objective, examples: Tree) -> str:
+    """The first call whose results for several examples are not those of each alone, one after the other."""
+    every = list[list[tuple[str, str, list[Tensor]]]]()
+    for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
+        with put_back(objective.kept), OfMany(), _Calls() as calls:
+            objective.outputs(rows_of(examples, some))
+        every.append(calls.seen)
+    for (name, where, together), *others in zip(*every, strict=False):
+        if any((other[0], other[1]) != (name, where) for other in others):
+            return f"it takes other ways for one example than for several, before {name}{where}"
+        alone = zip(*(other[2] for other in others), strict=True)
+        if not all(_follows(one, list(parts)) for one, parts in zip(together, alone, strict=True)):
+            return f"{name} works along the examples{where}"
+    return "its outputs for several examples are not those of each alone"
+
+
+def _follows(together: Tensor, alone: list[Tensor]) -> bool:
+    """True if a result is that of each alone, along some dimension, or the same for all."""
+    if together.shape == alone[0].shape:
+        return not any(differ(together, one) for one in alone)
+    for dim in range(together.dim()):
+        rest = [one.shape[:dim] + one.shape[dim + 1 :] for one in alone if one.dim() == together.dim()]
+        if rest == [together.shape[:dim] + together.shape[dim + 1 :]] * len(alone):
+            joined = torch.cat(alone, dim)
+            if joined.shape == together.shape and not differ(together, joined):
+                return True
+    return False

@@ -1,0 +1,283 @@
+"""One pass of a model in which each example goes through it alone: under `torch.func.vmap`, as a batch of one.
+
+So nothing can mix examples, whatever the forward does, and nothing has to be checked for it. A `TorchFunctionMode` sees
+the functions that the forward calls:
+
+- One with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads trainable parameters, it
+  notes the edge at which the gradients of its outputs will appear, and the terms that follow from them.
+- Any other use of a trainable parameter is given a copy for each example, whose gradients are built. So there is no use
+  of a parameter that is not served.
+- A number that is read, as a branch does, is read for each example; see `branches.py`.
+
+What examples share is not written: not parameters and buffers, nor anything else that was there before the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from discreet.per_example.branches import Question, Split, are_alike
+from discreet.per_example.functions import FILLED, READS, Function, called_inside, function_of
+from discreet.per_example.lanes import all_of, below, is_lane, is_lane_of, level, one_of
+from discreet.per_example.refusals import Unserved, place
+from discreet.per_example.terms import Rows, Slot, Term
+
+Terms = Callable[[Tensor], list[Term]]
+Use = tuple[GradientEdge, Terms]
+Rule = Callable[..., Any]
+_NESTED = (list, tuple)
+_NOTHING: Mapping[Question, bool] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A result of a rule that is the same for all examples."""
+
+    value: Any
+
+
+class Alone(TorchFunctionMode):
+    """The functions of one forward that vmap maps over `count` examples. Entered within vmap.
+
+    Attributes:
+      slots: of trainable parameters, by identity.
+      rules: by the names of functions.
+      uses: where output gradients will appear, and the terms that follow from them.
+      settled: questions that have one answer for every batch.
+    """
+
+    def __init__(
+        self,
+        slots: Mapping[int, Slot],
+        count: int,
+        modules: Sequence[nn.Module],
+        *,
+        rules: Mapping[str, Rule],
+        settled: Mapping[Question, bool] = _NOTHING,
+    ) -> None:
+        super().__init__()
+        self.slots, self.count, self.uses = slots, count, list[Use]()
+        self.rules, self.settled, self.questions = rules, settled, 0
+        self.modules, self.held = modules, state_of(modules)
+        self.device = self.held[0][0].device if self.held else torch.device("cpu")
+        self.drawn = _draws(self.device)
+        self.inner: Any = None
+        self.level = -1
+        self.copies = dict[int, Tensor]()
+        self.memory = set[int]()
+
+    def __enter__(self) -> Any:
+        if self.level < 0:
+            self.level = level()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def slot(self, value: Any) -> Slot | None:
+        """The slot of a trainable parameter, None for another value."""
+        return self.slots.get(id(value))
+
+    def note(self, outputs: Tensor, terms: Terms) -> Tensor:
+        """Notes a use of trainable parameters with these outputs, which are new and no view: an activation in place
+        after it does not move their edge."""
+        if outputs.requires_grad:
+            self.uses.append((get_gradient_edge(outputs), terms))
+        return outputs
+
+    def rows(self, value: Tensor) -> Tensor:
+        """The tensor of all examples, (n, ...): the same rows for a value that is the same for all."""
+        return all_of(value) if is_lane(value) else value.expand(self.count, *value.shape)
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named, function = kwargs or {}, function_of(func)
+        is_python = function.is_python and func is not self.inner
+        rule = self.rules.get(function.name)
+        if rule is not None and not function.writes and is_python == (function.name in PYTHON):
+            result = self._ruled(rule, args, named)
+            if result is not NotImplemented:
+                return result
+        if function.is_fact:
+            return func(*args, **named)
+        if function.is_banned or named.get("out") is not None:
+            raise Unserved(f"{function.name}{place()}")
+        if is_python and not function.is_plain:
+            return called_inside(self, func, types, args, named)
+        return self._called(func, function, args, named)
+
+    def _ruled(self, rule: Rule, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        lanes = [value for value in _tensors((*args, *named.values())) if is_lane(value)]
+        uses = lanes or any(self.slot(value) is not None for value in _tensors(args))
+        if not uses or level() != self.level or not all(is_lane_of(value, self.level) for value in lanes):
+            return NotImplemented
+        with below(self.level):
+            result = rule(self, *args, **named)
+        return result if result is NotImplemented else self._lifted(result)
+
+    def _lifted(self, result: Any) -> Any:
+        """Tensors of all examples (n, ...) in the place of which the forward sees those of one."""
+        if isinstance(result, Tensor):
+            return one_of(result, self.level)
+        if isinstance(result, Shared):
+            return result.value
+        if isinstance(result, _NESTED):
+            return type(result)(map(self._lifted, result))
+        return result
+
+    def _called(self, func: Any, function: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        name = function.name
+        if name in READS and is_lane(args[0]):
+            return self._read(func, name, args[0])
+        if function.writes:
+            self._check_writes(args[0], name)
+        elif name == "squeeze" and len(args) == 1 and not named and is_lane(args[0]):
+            return squeezed(args[0])
+        elif name == "view" and is_lane(args[0]) and not isinstance(args[1], torch.dtype):
+            func = _viewing(args[0])
+        elif name == "data" and self.slot(args[0]) is not None:
+            return func(*args)
+        args, named = self._with_copies(args, named)
+        if named.get("generator") is not None:  # the same numbers for all, as its state is theirs
+            with below(self.level):
+                return func(*args, **named)
+        result = func(*args, **named)
+        if name in FILLED and isinstance(result, Tensor) and 1 in result.shape and not is_lane(result):
+            return self._filled(result)
+        return result
+
+    def _filled(self, value: Tensor) -> Tensor:
+        """A new tensor that may have the batch, of one, among its dimensions: each example has its own."""
+        with below(self.level):
+            rows = value.expand(self.count, *value.shape).clone()
+        return one_of(rows, self.level)
+
+    def _read(self, func: Any, name: str, value: Tensor) -> Any:
+        """A number that the forward reads."""
+        with below(self.level):
+            answers = all_of(value).detach()
+            flat = answers.reshape(len(answers), -1)
+            alike = are_alike(flat)
+        if level() != self.level or len(flat) != self.count:
+            raise Unserved(f"{name} within a vmap of its own{place()}")
+        question = None
+        if flat.dtype == torch.bool and flat.shape[1] == 1:
+            self.questions += 1
+            if self.settled or not alike:
+                question = (self.questions, place())
+                if question in self.settled:
+                    return type(func(flat[0, 0]))(self.settled[question])
+        if not alike:
+            self._check_drawn(name)
+            raise Split(flat, f"{name}{place()}", question)
+        return func(answers[0])
+
+    def _check_drawn(self, name: str) -> None:
+        # A second pass would draw others: its branch would choose among the draws.
+        if not torch.equal(self.drawn, _draws(self.device)):
+            raise Unserved(f"{name} may read what was drawn at random{place()}")
+
+    def split_by(self, numbers: Tensor, name: str) -> None:
+        """Raises Split unless a number for each example, (n,), is the same for all."""
+        if not are_alike(numbers.reshape(len(numbers), -1)):
+            self._check_drawn(name)
+            raise Split(numbers.detach(), f"{name}{place()}")
+
+    def _check_writes(self, target: Any, name: str) -> None:
+        """Raises ValueError for a write into a parameter or a buffer."""
+        if not isinstance(target, Tensor) or is_lane(target):
+            return
+        if not self.memory:
+            self.memory = {value.untyped_storage().data_ptr() for value, _ in self.held}
+        if id(target) in self.slots or target.untyped_storage().data_ptr() in self.memory:
+            memory = target.untyped_storage().data_ptr()
+            raise ValueError(writes(self._name(lambda value: value.untyped_storage().data_ptr() == memory)))
+
+    def _with_copies(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not any(self._holds(value) for value in args) and not any(map(self._holds, named.values())):
+            return args, named
+        return tuple(map(self.copied, args)), {key: self.copied(value) for key, value in named.items()}
+
+    def _holds(self, value: Any) -> bool:
+        if isinstance(value, Tensor):
+            return id(value) in self.slots
+        return type(value) in _NESTED and any(map(self._holds, value))
+
+    def copied(self, value: Any) -> Any:
+        """In the place of a trainable parameter its copy for each example; any other value as it is."""
+        if type(value) in _NESTED:
+            return type(value)(map(self.copied, value))
+        slot = self.slot(value)
+        if slot is None:
+            return value
+        if slot.index not in self.copies:
+            with below(self.level), torch.enable_grad():
+                leaf = value.detach().expand(self.count, *value.shape).requires_grad_()
+                self.note(leaf, lambda grads: [Rows(slot, grads)])
+            self.copies[slot.index] = one_of(leaf, self.level)
+        return self.copies[slot.index]
+
+    def check(self) -> None:
+        """Raises ValueError if the pass has changed a parameter or a buffer; the message names it."""
+        before = {(id(value), version) for value, version in self.held}
+        now = {(id(value), value._version) for value, _ in state_of(self.modules)}
+        if now != before:
+            raise ValueError(writes(self._name(lambda value: (id(value), value._version) not in before)))
+
+    def _name(self, is_it: Callable[[Tensor], bool]) -> str:
+        named = tensors_of(self.modules[0]).items()
+        return next((name for name, value in named if is_it(value)), "its parameters or buffers")
+
+
+PYTHON = {"embedding_bag", "lstm_layer", "multi_head_attention"}  # functions with rules that are written in Python
+
+
+def squeezed(value: Tensor) -> Tensor:
+    """The first dimension stays: of a batch of several examples `squeeze()` would not take it away."""
+    dims = tuple(dim for dim in range(1, value.dim()) if value.shape[dim] == 1)
+    return value.squeeze(dims) if dims else value
+
+
+def _viewing(value: Tensor) -> Any:
+    """`view`, or `reshape` where a rule has put other dimensions last in memory than the forward expects."""
+    return Tensor.view if all_of(value).is_contiguous() else Tensor.reshape
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found = list[Tensor]()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) in _NESTED:
+            found += _tensors(value)
+    return found
+
+
+def _draws(device: torch.device) -> Tensor:
+    """The state of the generator of a device."""
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def state_of(modules: Iterable[nn.Module]) -> list[tuple[Tensor, int]]:
+    """The parameters and buffers of modules, and how often each was written."""
+    groups = [group for part in modules for group in (part._parameters, part._buffers) if group]
+    return [(value, value._version) for group in groups for value in group.values() if value is not None]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Its parameters and buffers by all their names."""
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def writes(name: str) -> str:
+    """The refusal of a model whose forward changes what `name` names."""
+    return (
+        f"the model's forward changes {name}: what examples leave there would be neither clipped nor noised. Take out "
+        "what writes it (max_norm, running statistics, observers), or the layer, or put it in eval mode"
+    )

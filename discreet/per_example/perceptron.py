@@ -1,0 +1,79 @@
+"""The pass of small perceptrons by hand, without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from discreet.per_example.objective import Objective, Tree, filled, logit_gradients
+from discreet.per_example.passes import FEWEST, Part, combined
+from discreet.per_example.terms import Pair, Term
+
+Back = Callable[[nn.Module, Tensor, Tensor], Tensor]  # from the layer, its outputs and the gradients there
+
+# Autograd's own: a product with a mask takes eight times as long.
+_relu_backward = torch.ops.aten.threshold_backward.default
+
+_BACKWARD: dict[type[nn.Module], Back] = {
+    nn.Linear: lambda layer, outputs, grads: grads @ layer.weight,  # type: ignore[operator]
+    nn.ReLU: lambda layer, outputs, grads: _relu_backward(grads, outputs, 0),
+    nn.Tanh: lambda layer, outputs, grads: torch.addcmul(grads, grads * outputs, outputs, value=-1),
+}
+
+
+def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> Part | None:
+    """The pass of Linear, ReLU and Tanh on rows (n, d), behind an nn.Flatten() if there is one, for the cross-entropy;
+    None for another model or loss. Gradients must be switched off.
+
+    On such small models autograd costs as much as the products do: without it a clipped sum takes a third less time.
+    """
+    if objective.rounds or not objective.has_known_gradient(targets):
+        return None
+    layers = _in_series(objective.model)
+    if not layers or not isinstance(inputs, Tensor) or not all(map(unchanged, layers)):
+        return None
+    first = layers[0]
+    is_flat = type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1)
+    inner = layers[1:] if is_flat else layers
+    if not (is_flat or inputs.dim() == 2) or not all(type(layer) in _BACKWARD for layer in inner):
+        return None
+    rows = max(len(inputs), FEWEST)
+    values = [filled(inputs, rows)]
+    for layer in layers:
+        values.append(layer(values[-1]))
+    found = _back(objective, inner, values[is_flat:], filled(targets, rows))
+    return Part(None, rows, combined(found, objective.order))
+
+
+def _in_series(model: nn.Module) -> list[nn.Module]:
+    if type(model) is nn.Sequential and unchanged(model):
+        return [layer for part in model for layer in _in_series(part)]
+    return [model]
+
+
+def _back(objective: Objective, layers: list[nn.Module], values: list[Tensor], targets: Tensor) -> list[Term]:
+    """Terms of all linear layers, first layer first. values: the inputs of each layer, and what the last one gives."""
+    grads, terms = logit_gradients(values[-1], targets), list[Term]()
+    first = next((index for index, layer in enumerate(layers) if type(layer) is nn.Linear), len(layers))
+    for index in range(len(layers) - 1, first - 1, -1):
+        layer = layers[index]
+        if type(layer) is nn.Linear:
+            weight, bias = (objective.slots.get(id(value)) for value in (layer.weight, layer.bias))
+            if weight or bias:
+                terms.append(Pair(weight, bias, values[index], grads))
+        if index > first:
+            grads = _BACKWARD[type(layer)](layer, values[index + 1], grads)
+    return terms[::-1]
+
+
+def unchanged(layer: nn.Module) -> bool:
+    """True if a layer does what its class says: there are no hooks, of its own or global, and no forward of its own."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return not (hooks or _has_global_hooks()) and "forward" not in layer.__dict__
+
+
+def _has_global_hooks() -> bool:
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+    return any(getattr(nn.modules.module, name) for name in (*names, "_global_backward_pre_hooks"))

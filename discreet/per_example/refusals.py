@@ -1,0 +1,46 @@
+"""Why a model is refused, or takes the slower way."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+# What a forward may raise that can't do what is asked of it.
+CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+_HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+class Unserved(Exception):
+    """The examples can't go through the model side by side: one goes after the other."""
+
+
+class MixesExamples(ValueError):
+    """A forward that mixes examples. `reason`: the call that does."""
+
+    def __init__(self, reason: str) -> None:
+        why = "Clipping bounds what one example changes only if each goes through the model alone"
+        super().__init__(f"the model's forward mixes examples: {reason}. {why}")
+        self.reason = reason
+
+
+def place() -> str:
+    """The nearest line that is neither PyTorch's nor of this folder, in words."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HOMES):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else _words(frame.f_code.co_filename, frame.f_lineno)
+
+
+def place_of(error: BaseException) -> str:
+    """The same for the line that an error comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(_HOMES)]
+    lines = [frame for frame in outside if not frame.filename.startswith("<")]
+    return _words(lines[-1].filename, lines[-1].lineno or 0) if lines else ""
+
+
+def _words(file: str, line: int) -> str:
+    return f" at {Path(file).name}:{line}"

@@ -1,0 +1,82 @@
+"""A run on this machine whose processes die is known to be lost within ten seconds, and says what it has lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from discreet.deployment.flower_home import wait_until
+from discreet.deployment.run_watch import APPS, RunWatch, follow
+from discreet.server.run_folder import RunFolder, RunStatus, write_status
+from discreet.simulation.processes import RunLostError, below
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
+SOON = 10.0
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    processes = [subprocess.Popen(SLEEP) for _ in range(5)]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("which", "name"), [(1, "the SuperLink"), (2, "the node proxy")])
+def test_a_run_ends_when_a_process_dies_that_it_can_not_do_without(
+    started: list[subprocess.Popen[bytes]], which: int, name: str, tmp_path: Path
+) -> None:
+    flwr, superlink, proxy, *_ = started
+    (tmp_path / "run.log").touch()
+    watch = RunWatch(RunFolder(tmp_path), superlink, proxy)
+    watch.check()
+    started[which].kill()
+    with pytest.raises(RunLostError, match=f"^{name} has ended, with exit code -9$"):
+        follow(flwr, tmp_path / "run.log", watch)
+
+
+def test_a_node_that_dies_is_said_once_and_the_last_one_ends_the_run(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, superlink, clients, one, other = started
+    watch = RunWatch(RunFolder(tmp_path), superlink, None, {"node-0": one, "node-1": other}, {"clients": clients})
+    for process, name in ((clients, "clients"), (one, "node-0")):
+        process.kill()
+        process.wait()
+        watch.check()
+        watch.check()
+        assert caplog.text.count(f"{name} has ended, with exit code -9: the run goes on without it") == 1
+    other.kill()
+    other.wait()
+    with pytest.raises(RunLostError, match=r"^all nodes have ended$"):
+        watch.check()
+
+
+@pytest.mark.parametrize("program", APPS)
+def test_a_server_app_that_dies_is_known_soon_unless_its_run_is_over(program: bytes, tmp_path: Path) -> None:
+    app = tmp_path / program.decode()
+    app.write_text("#!/bin/sh\nsleep 300 & wait\n")
+    app.chmod(0o700)
+    superlink, now = subprocess.Popen(["sh", "-c", f"{app} & sleep 300"], start_new_session=True), [100.0]
+    try:
+        wait_until(lambda: below(superlink.pid, APPS), SOON, "the ServerApp runs")
+        watch = RunWatch(RunFolder(tmp_path), superlink, clock=lambda: now[0])
+        watch.check()
+        os.kill(below(superlink.pid, APPS)[0], signal.SIGKILL)
+        now[0] += SOON - 2
+        write_status(watch.run, RunStatus("finished", 3))
+        watch.check()
+        write_status(watch.run, RunStatus("running", 3))
+        now[0] += 1
+        with pytest.raises(RunLostError, match=r"^the ServerApp has ended without a word$"):
+            watch.check()
+    finally:
+        os.killpg(superlink.pid, signal.SIGKILL)
+        superlink.wait()

@@ -1,0 +1,181 @@
+"""`local_dp_mod`: what leaves a node of an ordinary Flower app, what it costs, and what never leaves."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from discreet import ConfigError, DPFedAvg, local_dp_mod
+from discreet.ledger.durable_ledger import DurableLedger
+from tests.flower.flower_apps import START, arrays, changed_by
+
+GIVEN = {"clip_norm": 0.5, "target_epsilon": 8.0, "delta": 1e-5}
+
+
+def delta_of(z: float, epsilon: float) -> float:
+    """Of one Gaussian of multiplier z: Balle and Wang 2018, Theorem 8."""
+    return float(norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z))
+
+
+Z = brentq(lambda z: delta_of(z, 8.0) - 1e-5, 0.1, 10)
+WIDE = {"weight": np.zeros((300, 300), np.float32), "steps": np.array(3, np.int64)}
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    import flwr.supercore.task_identity as identity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(identity.TaskIdentity, name, 1)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    DurableLedger.create(tmp_path / "node.db")
+    return tmp_path / "node.db"
+
+
+def message(record: ArrayRecord, kind: str = "train") -> Message:
+    content = RecordDict({"arrays": record, "config": ConfigRecord({"server-round": 3})})
+    return Message(content, dst_node_id=1, message_type=kind)
+
+
+def answer(mod, sent: Message, app, **node: str) -> Message:
+    context = Context(1, 1, node, RecordDict(), {})
+
+    def call_next(given: Message, _: Context) -> Message:
+        said = app(given)
+        return Message(said, reply_to=given)
+
+    return mod(sent, context, call_next)
+
+
+def returning(values: dict[str, np.ndarray], **metrics: float):
+    record = ArrayRecord({name: Array(value) for name, value in values.items()})
+    return lambda _: RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 71, **metrics})})
+
+
+def test_the_difference_is_clipped_and_noised_for_replacement_and_integers_stay(ledger: Path) -> None:
+    mod = local_dp_mod(**GIVEN, rounds=4, ledger=ledger)
+    sent = ArrayRecord({name: Array(value) for name, value in WIDE.items()})
+    reply = answer(mod, message(sent), returning({"weight": WIDE["weight"] + 100, "steps": np.array(9)})).content
+    noise = reply["arrays"]["weight"].numpy().ravel()
+    deviation, wanted = noise.std(), 2 * Z * (2 * 0.5)  # four rounds take twice Z; the sensitivity is 2 * 0.5
+    assert deviation == pytest.approx(wanted, rel=6.5 / math.sqrt(2 * noise.size))  # false alarm 1e-10
+    assert abs(noise.mean() - 0.5 / 300) < 6.5 * wanted / math.sqrt(noise.size)
+    assert reply["arrays"]["steps"].numpy() == 3
+    assert dict(reply["metrics"]) == {"num-examples": 1}
+
+
+def test_it_is_charged_before_the_app_is_called_and_ends_at_the_target(ledger: Path) -> None:
+    mod, seen = local_dp_mod(**GIVEN, rounds=3, ledger=ledger), []
+
+    def app(given: Message) -> RecordDict:
+        seen.append(DurableLedger(ledger).spent("local").num_releases)
+        return changed_by(0.1)(given)
+
+    replies = [answer(mod, message(arrays()), app) for _ in range(4)]
+    assert [reply.has_error() for reply in replies] == [False, False, False, True]
+    assert seen == [1, 2, 3]
+    assert "local-level budget is spent" in replies[-1].error.reason
+    spent = DurableLedger(ledger).spent("local")
+    assert spent.epsilon(1e-5, "pld") == pytest.approx(8.0, abs=0.01)
+    alone = PLDAccountant().compose(GaussianDpEvent(Z * math.sqrt(3)), 3).get_epsilon(1e-5)
+    assert spent.epsilon(1e-5, "pld") == pytest.approx(alone, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**START, "bias": np.array([np.nan, 1], np.float32)},
+        {**START, "bias": np.array([3e38, -3e38], np.float32), "weight": np.full((2, 3), np.inf, np.float32)},
+        {**START, "weight": np.zeros((3, 3), np.float32)},
+        {"other": np.zeros(2, np.float32)},
+    ],
+    ids=["nan", "infinite", "shape", "names"],
+)
+def test_what_does_not_fit_counts_as_no_change_and_is_not_told(values: dict[str, np.ndarray], ledger: Path) -> None:
+    reply = answer(local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays()), returning(values))
+    assert not reply.has_error()
+    assert {*reply.content["arrays"]} == {*START}
+    assert all(np.isfinite(array.numpy()).all() for array in reply.content["arrays"].values())
+
+
+def test_an_error_of_the_app_leaves_without_its_words_and_is_paid_for(ledger: Path) -> None:
+    mod = local_dp_mod(**GIVEN, rounds=2, ledger=ledger)
+
+    def raising(_: Message) -> RecordDict:
+        raise ValueError("patient Ann Lee has HIV")
+
+    for app in (raising, lambda _: Error(1, "patient Ann Lee has HIV")):
+        reply = answer(mod, message(arrays()), app)
+        assert reply.has_error()
+        assert "Ann" not in reply.error.reason
+    assert DurableLedger(ledger).spent("local").num_releases == 2
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query", "evaluate.default"])
+def test_other_messages_are_refused_and_the_app_is_not_called(kind: str, ledger: Path) -> None:
+    called = []
+    reply = answer(local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays(), kind), called.append)
+    assert "train messages alone" in reply.error.reason
+    assert called == []
+    assert DurableLedger(ledger).spent("local").num_releases == 0
+
+
+def test_without_a_ledger_nothing_leaves(tmp_path: Path) -> None:
+    mod, app = local_dp_mod(**GIVEN, rounds=2), changed_by(0.1)
+    assert "has no ledger" in answer(mod, message(arrays()), app).error.reason
+    missing = answer(mod, message(arrays()), app, ledger=str(tmp_path / "none.db"))
+    assert missing.error.reason == "the ledger of this client can't be used"
+    DurableLedger.create(tmp_path / "own.db")
+    assert not answer(mod, message(arrays()), app, ledger=str(tmp_path / "own.db")).has_error()
+
+
+def test_a_metric_leaves_with_a_public_range_alone_noised_and_paid_for(ledger: Path) -> None:
+    mod = local_dp_mod(**GIVEN | {"target_epsilon": 1e6}, rounds=1, ledger=ledger, metrics={"loss": (0.0, 4.0)})
+    said = answer(mod, message(arrays()), returning(START, loss=1.0, accuracy=0.9)).content["metrics"]
+    assert {*said} == {"num-examples", "loss"}
+    assert said["loss"] == pytest.approx(1.0, abs=0.2)  # the noise for epsilon 1e6
+    assert said["loss"] != 1.0
+    assert DurableLedger(ledger).spent("local").num_releases == 2
+    ends = answer(
+        local_dp_mod(**GIVEN, rounds=1, ledger=ledger, metrics={"loss": (0.0, 4.0)}),
+        message(arrays()),
+        returning(START, loss=math.nan),
+    )
+    assert ends.has_error()  # the ledger remembers what another mod has spent
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm must be"),
+        ({"target_epsilon": -1.0}, "target_epsilon must be"),
+        ({"delta": 1.0}, "delta must be"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"metrics": {"loss": (1.0, 1.0)}}, "metrics must have finite ranges"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=said):
+        local_dp_mod(**{**GIVEN, "rounds": 2, **wrong})
+
+
+def test_the_python_of_the_page_runs(ledger: Path) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "guide" / "flower_privacy.md"
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(block, names)
+    assert isinstance(names["app"], ClientApp)
+    assert isinstance(names["strategy"], DPFedAvg)

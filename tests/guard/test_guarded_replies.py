@@ -1,0 +1,125 @@
+"""What a guarded SuperNode sends: one reply to each message, with a constant run time, at a fixed time."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.common.constant import Status
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.run import Run
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from discreet.deployment.flower_fixes import supernode_guard
+from discreet.deployment.flower_fixes.supernode_guard import FAILED, RUNTIME, GuardedReplies, no_runtime_api
+from discreet.deployment.supernode import main
+from discreet.guard.sandbox import SandboxError
+from discreet.guard.site_guard import Answer, App
+from discreet.node.account import Refused
+from discreet.settings.rules import ConfigError
+from tests.guard.made import RUN, message
+
+SECONDS = 0.4
+DIGEST = hashlib.sha256(b"bundle").hexdigest()
+CONTENT = RecordDict({"metrics": MetricRecord({"num-examples": 2})})
+
+
+class Node:
+    """A node's state, what it has sent, and how long each app is said to have taken."""
+
+    def __init__(self, answer: Callable[[Message, Context, App], Answer]) -> None:
+        self.store = InMemoryObjectStore()
+        self.state = InMemoryNodeState(self.store)
+        run = Run.create_empty(RUN)
+        run.fab_hash = DIGEST
+        self.state.store_run(run)
+        self.state.store_fab(Fab(DIGEST, b"bundle", {}))
+        self.state.set_run_series_context(run.series_id, Context(RUN, 11, {}, RecordDict(), {}, run.series_id))
+        self.sent: list[tuple[Message, float]] = []
+        guard = SimpleNamespace(answer=answer, policy=SimpleNamespace(round_seconds=SECONDS))
+        self.replies = GuardedReplies(guard)  # type: ignore[arg-type]
+
+    def takes(self) -> float:
+        """Takes a message, answers it, and says how long that took."""
+        self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash=DIGEST)
+        start_client_internal._insert_message(message(), self.state, self.store)
+        started = time.monotonic()
+        self.replies(state=self.state, object_store=self.store, send=self._send, push_object=lambda *_: None)
+        return time.monotonic() - started
+
+    def _send(self, reply: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
+        self.sent.append((reply, runtime))
+        return {tree.object_id}, "session"
+
+
+def failing(error: Exception) -> Callable[[Message, Context, App], Answer]:
+    def answer(*_: object) -> Answer:
+        raise error
+
+    return answer
+
+
+def test_a_charged_reply_leaves_at_its_time_with_a_constant_run_time() -> None:
+    node = Node(lambda *_: Answer(CONTENT, charged=True))
+    assert SECONDS <= node.takes() < SECONDS + 5
+    ((reply, runtime),) = node.sent
+    assert (dict(reply.content["metrics"]), runtime) == ({"num-examples": 2}, RUNTIME)
+    assert not node.state.msg_store
+    assert not node.state.get_tasks(statuses=[Status.PENDING])
+
+
+def test_what_is_refused_before_anything_ran_says_why() -> None:
+    node = Node(failing(Refused("the budget is spent")))
+    node.takes()
+    ((reply, _),) = node.sent
+    assert reply.error.reason == "the budget is spent"
+
+
+@pytest.mark.parametrize("error", [SandboxError("a row: 1.0"), ValueError("a row: 1.0"), OSError("a row: 1.0")])
+def test_a_failure_says_nothing_and_leaves_at_the_same_time(error: Exception) -> None:
+    node = Node(failing(error))
+    assert node.takes() >= SECONDS
+    ((reply, runtime),) = node.sent
+    assert (reply.error.reason, runtime) == (FAILED, RUNTIME)
+
+
+def test_a_bundle_and_a_message_reach_the_guard_whole() -> None:
+    seen = []
+
+    def answer(given: Message, _: Context, app: App) -> Answer:
+        seen.append((given.content["config"]["lr"], app.bundle, app.digest))
+        return Answer(CONTENT, charged=False)
+
+    node = Node(answer)
+    assert node.takes() < SECONDS
+    assert seen == [(0.1, b"bundle", DIGEST)]
+
+
+def test_nobody_listens_for_an_app() -> None:
+    server, thread = no_runtime_api(None, None)
+    assert not thread.is_alive()
+    assert server.should_exit is False  # type: ignore[attr-defined]
+
+
+def test_with_another_flower_no_guarded_node_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(supernode_guard, "VERSIONS", ("9.0",))
+    with pytest.raises(ConfigError, match="the guard knows how Flower"):
+        supernode_guard.install(tmp_path / "guard.toml")
+
+
+@pytest.mark.parametrize("words", [("--data", "x"), ("--partition", "0"), ("--policy", "p.json"), ("--ledger", "l.db")])
+def test_a_guarded_node_takes_no_data_policy_or_account_but_its_guards(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("--superlink", "fl.example.org:9092", "--authority", "ca.crt", "--key", "node.key")
+    assert main([*common, "--guard", "guard.toml", *words]) == 2
+    assert f"{words[0]} goes without --guard" in capsys.readouterr().out
