@@ -31,6 +31,7 @@ from discreet.models.models import build_model, flatten_parameters, load_paramet
 from discreet.node.account import Accounts
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
+from discreet.node.work import work_of
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
@@ -169,7 +170,7 @@ def _sequential(run: Settings, task: Task, held: ClientExamples, ledger: Durable
             examples = task.train.subset(torch.from_numpy(held.examples(client)))
             accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
             who = Client(model, examples, accounts, ClientPolicy(), secure_source(), str(client))
-            reply = who.answer(request, start)
+            reply = who.answer(work_of(request), start)
             total.add(reply.update.unsqueeze(0))
 
     return rounds

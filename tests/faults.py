@@ -51,9 +51,9 @@ def _known_key(real: Any) -> Any:
     return lambda: type(real())(bytes(32), is_secure=True)
 
 
-def _answered(self: Any, request: Any, params: Any) -> TrainReply:
-    values, _ = self._values(request, params)
-    return TrainReply(request.round, values.update, values.below, answer=values.answer)
+def _answered(self: Any, work: Any, params: Any) -> TrainReply:
+    values, _ = self._values(work, params)
+    return TrainReply(work.request.round, values.update, values.below, answer=values.answer)
 
 
 def _noised_by_replies(real: Any) -> Any:

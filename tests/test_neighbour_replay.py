@@ -20,6 +20,7 @@ from discreet.mechanisms.local_noise import release_step
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.sums import UnopenedSum, UpdateRows
 from discreet.node.client import ExactReply, noised_vector
+from discreet.node.work import work_of
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply
@@ -195,7 +196,7 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
         if share is None:
             total += vector.encode(None, C) + vector.noise(own)
         else:
-            reply = client(share, source=own).answer(asked, params)
+            reply = client(share, source=own).answer(work_of(asked), params)
             total += noised_vector(vector, ExactReply(reply.update, reply.below), asked, own)
     state = State(0, params, torch.zeros_like(params), C)
     return list(round_of(MASKED_MODEL, state, [UnopenedSum(lambda: vector.centred(total), 3)], source))
@@ -218,7 +219,7 @@ def federation(shares: list[Examples], source: RandomSource) -> list[object]:
     """A whole round: every client trains, clips and sends its bit, and the server does the rest."""
     run, params, updates = config(*OFF, "training.epochs=2"), params_of(linear()), []
     for number, share in enumerate(shares):
-        reply = client(share, source=source.child("client", number)).answer(request(run, clip_norm=C), params)
+        reply = client(share, source=source.child("client", number)).answer(work_of(request(run, clip_norm=C)), params)
         updates.append(TrainReply(1, reply.update, reply.below))
     state = State(0, params, torch.zeros_like(params), C)
     state, metrics = round_of(KINDS["on the grid"], state, updates, source.child("server"))
@@ -321,7 +322,7 @@ def dp_sgd_client(data: Examples, source: RandomSource, *words: str) -> object:
     run = config(*EXAMPLE, "training.epochs=3", "training.batch_size=8", *words)
     with TemporaryDirectory() as folder:
         who = client(data, Path(folder) / "ledger.db", source=source)
-        return who.answer(request(run, clip_norm=C), params_of(linear()))
+        return who.answer(work_of(request(run, clip_norm=C)), params_of(linear()))
 
 
 @wild_examples
@@ -350,7 +351,7 @@ def test_the_number_of_steps_follows_from_the_number_of_examples_which_is_taken_
 def local_round(run: Settings, data: Examples, source: RandomSource) -> object:
     with TemporaryDirectory() as folder:
         who = client(data, Path(folder) / "ledger.db", source=source)
-        return who.answer(request(run), params_of(linear()))
+        return who.answer(work_of(request(run)), params_of(linear()))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])

@@ -17,6 +17,7 @@ from discreet.data.datasets import load_task
 from discreet.data.targets import FolderError
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
+from discreet.node.work import work_of
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -186,4 +187,4 @@ def test_a_node_without_data_of_its_own_imports_nothing_and_reads_no_folder() ->
         received(request(digits), node)
     folder = load_config([*NODE_RUN, f"data.path={OWN}"])
     with pytest.raises(Refused, match="this node has no data"):
-        node_client(request(folder), node)
+        node_client(work_of(request(folder)), node)

@@ -18,6 +18,7 @@ from discreet.data.partition import PartitionedExamples
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
+from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
@@ -66,7 +67,7 @@ def sequential(model: nn.Module, shares: Shares, params: Tensor, number: int, *,
     total = torch.zeros(vector.length, dtype=torch.int64)
     for name, share in enumerate(shares):
         own = source.child("client", number, name)
-        total += Client(model, share, None, ClientPolicy(), own).vector(asked, params, vector)
+        total += Client(model, share, None, ClientPolicy(), own).vector(work_of(asked), params, vector)
     return UnopenedSum(lambda: vector.centred(total), len(shares))
 
 

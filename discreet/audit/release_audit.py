@@ -34,10 +34,11 @@ from discreet.models.models import flatten_parameters
 from discreet.node.account import Refused
 from discreet.node.client import Client, ExactReply, noised_vector
 from discreet.node.policy import ClientPolicy
+from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import TrainReply, TrainRequest, Work
+from discreet.protocol.messages import Assignment, TrainReply, TrainRequest
 from discreet.queries.query import EVALUATION, STATISTICS, query_of
 from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.data_questions import statistics_noise
@@ -149,8 +150,10 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     replies, added = _replies(values), drawn.direction(0)
     vector = plan.mechanism.participation.vector
     if vector is not None:
-        request = TrainRequest(before + 1, start.clip_norm, plan.run, work=Work(trains, EVALUATION if rates else ""))
-        silent = replace(request, work=Work(trains=False, query=NOTHING)), ExactReply(values.update)
+        request = TrainRequest(
+            before + 1, start.clip_norm, plan.run, work=Assignment(trains, EVALUATION if rates else "")
+        )
+        silent = replace(request, work=Assignment(trains=False, query=NOTHING)), ExactReply(values.update)
         replies = vectors(vector, [(request, values), silent, silent])
     elif trains:
         total: PartialReply = plan.mechanism.add_up([TrainReply(1, values.update, values.below)], start).part()
@@ -263,9 +266,10 @@ def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply
     request, params = TrainRequest(1, math.inf, plan.run), flatten_parameters(model)
     canary = _worst_of(examples, model, plan.run)
     more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))
+    work = work_of(request)
     nodes = (Client(model, share, None, ClientPolicy(), source_of(plan.settings.seed)) for share in (examples, more))
     try:
-        without, within = (node._values(request, params)[0] for node in nodes)  # no client of a run gives them away
+        without, within = (node._values(work, params)[0] for node in nodes)  # no client of a run gives them away
     except Refused as refusal:
         raise ConfigError(str(refusal)) from refusal
     return request, params, without, within

@@ -10,20 +10,19 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import layout_of, only_arrays
-from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
-from discreet.node.allowance import allowed_by
 from discreet.node.app import answered
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import policy_from
 from discreet.node.secure_aggregation import answer_masking
+from discreet.node.work import read_work, work_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING, read_masking
-from discreet.protocol.messages import MalformedMessage, request_of
+from discreet.protocol.messages import MalformedMessage
 from discreet.settings.privacy import USER, Sizes
 
 ClientAppCallable = Callable[[Message, Context], Message]
@@ -59,30 +58,30 @@ def _refuse() -> RecordDict:
 def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
     content = RecordDict(dict(message.content))
     _, virtual = read_masking(content)
-    asked = content.pop(ASKED, None)
+    record = content.pop(ASKED, None)
     del content[MASKING]
-    if not isinstance(asked, ConfigRecord):
+    if not isinstance(record, ConfigRecord):
         raise MalformedMessage("the message holds no train request of this version of Discreet")
-    items: dict[str, object] = dict(asked)
+    items: dict[str, object] = dict(record)
     frozen = items.pop(FROZEN, None)
-    request = request_of(items, allowed=allowed_by(context.node_config))
+    asked = read_work(items, context.node_config)
     arrays = only_arrays(content, "the message")
     layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
     params, data_owner = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
-    accounts = accounts_of(request.run, virtual, context.node_config)
+    asked = work_of(asked.request, Sizes(layout.num_params))
+    request, accounts = asked.request, accounts_of(asked.run, virtual, context.node_config)
     policy = policy_from(context.node_config)
     message.content = content
 
     def work(sums: SecureSum) -> Tensor:
         """The clipped difference of what the app returns to what it was sent, and its bit."""
-        mechanism = masked_mechanism(request.run)
-        if mechanism is None or mechanism.guarantee != USER:
+        if not asked.run.masked or USER not in asked.mechanisms:
             raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
-        admit_one(request, data_owner, 0, accounts=accounts, policy=policy)
+        admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
         trained = only_arrays(call_next(message, context).content, "the app's reply")
         update = layout.difference(trained, params.numpy().astype(np.float32))
         clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
         values = ExactReply(clipped[0], bool(norms[0] <= request.clip_norm))
         return noised_vector(sums, values, request, secure_source())
 
-    return MaskedWork(request, Sizes(layout.num_params), accounts, policy, data_owner, work)
+    return MaskedWork(asked, accounts, policy, data_owner, work)

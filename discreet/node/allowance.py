@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from discreet.data.description import read_description
 from discreet.data.targets import FolderError
 from discreet.node.account import Refused
-from discreet.protocol.messages import Allowed, TrainRequest, VirtualClient
+from discreet.protocol.messages import TrainRequest, VirtualClient
 from discreet.protocol.simulated import is_simulations
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import brief
@@ -30,11 +29,6 @@ class Names:
 
     model: str | None = None
     mechanism: str | None = None
-
-
-def allowed_by(node_config: Mapping[str, object]) -> Allowed:
-    """The `allowed` of `request_of` at a node with this `--node-config`."""
-    return partial(check_names, node_config=node_config)
 
 
 def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> None:

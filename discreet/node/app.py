@@ -17,7 +17,6 @@ from flwr.clientapp import ClientApp
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
-from discreet.node.allowance import allowed_by
 from discreet.node.policy import policy_from
 from discreet.node.secure_aggregation import answer_masking
 from discreet.node.time_limit import at_most, seconds_for
@@ -29,7 +28,6 @@ from discreet.protocol.messages import (
     encode_arrays,
     read_content,
     reply_numbers,
-    request_of,
 )
 from discreet.protocol.simulated import SIMULATION_KEYS
 from discreet.settings.rules import ConfigError
@@ -68,13 +66,14 @@ class DPClient(NumPyClient):
         """
         # Here, not above: most messages of a masked sum need neither a model nor data, and each has its own process.
         from discreet.node.nodes import client_of
+        from discreet.node.work import read_work
 
-        request = request_of(config, allowed=allowed_by(self.node_config))
-        _log_of_node(request.virtual is not None)
+        work = read_work(config, self.node_config)
+        _log_of_node(work.request.virtual is not None)
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
-        reply = client_of(request, self.node_config, self.node_id).answer(request, params)
-        if request.virtual is None:
-            say_spent("update", "update", request.round, example=reply.epsilon_example, local=reply.epsilon_local)
+        reply = client_of(work, self.node_config, self.node_id).answer(work, params)
+        if work.request.virtual is None:
+            say_spent("update", "update", reply.round, example=reply.epsilon_example, local=reply.epsilon_local)
         answers = [] if reply.answer is None else [reply.answer.numpy()]
         return [reply.update.numpy(), *answers], UNIFORM_WEIGHT, reply_numbers(reply)
 

@@ -17,6 +17,7 @@ from discreet.models.models import frozen_digest, load_parameters, outputs_of, t
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
 from discreet.node.policy import ClientPolicy
+from discreet.node.work import Work
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
@@ -77,11 +78,11 @@ class Client:
     held_out: Examples | None = None
     shape: TaskShape | None = None
 
-    def answer(self, request: TrainRequest, params: Tensor) -> TrainReply:
+    def answer(self, work: Work, params: Tensor) -> TrainReply:
         """One round's work, for a server that reads it.
 
         Args:
-          request: what is asked.
+          work: what is asked.
           params: (num_params,), float32.
 
         Returns:
@@ -92,35 +93,36 @@ class Client:
           MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
-        if request.run.masked:
+        if work.run.masked:
             raise Refused("the run is under secure aggregation, and this message asks for an update in the clear")
-        values, admitted = self._values(request, params)
+        values, admitted = self._values(work, params)
         spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
-        return TrainReply(request.round, values.update, values.below, *spent, answer=values.answer)
+        return TrainReply(work.request.round, values.update, values.below, *spent, answer=values.answer)
 
-    def vector(self, request: TrainRequest, params: Tensor, sums: SecureSum) -> Tensor:
+    def vector(self, work: Work, params: Tensor, sums: SecureSum) -> Tensor:
         """One round's work for a masked sum, int64 (length,), with this client's share of the noise.
 
         Arguments and errors as `answer`.
         """
-        values, _ = self._values(request, params)
-        return noised_vector(sums, values, request, self.source)
+        values, _ = self._values(work, params)
+        return noised_vector(sums, values, work.request, self.source)
 
-    def _values(self, request: TrainRequest, params: Tensor) -> tuple[ExactReply, Admitted]:
-        if request.work.query not in OF_DATA:
-            self._check_model(request, params)
-        admitted = admit_one(request, self.data_owner, len(self.examples), accounts=self.accounts, policy=self.policy)
+    def _values(self, work: Work, params: Tensor) -> tuple[ExactReply, Admitted]:
+        if work.query not in OF_DATA:
+            self._check_model(work.request, params)
+        admitted = admit_one(work, self.data_owner, len(self.examples), accounts=self.accounts, policy=self.policy)
         # Before training, which leaves other parameters in the model.
-        answer = self._answer(request, params) if request.work.query else None
-        if not request.work.trains:
+        answer = self._answer(work, params) if work.query else None
+        settings = admitted.training
+        if work.training is None or settings is None:
             return ExactReply(torch.zeros(0), answer=answer), admitted
-        made, settings = admitted.step or local_update, admitted.training
+        made = admitted.step or local_update
         model, examples = behind_fixed(self.model, self.examples)
         update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
         bounded = admitted.bounded or clipped
-        updates, below = bounded(update.unsqueeze(0), request.clip_norm)
+        updates, below = bounded(update.unsqueeze(0), work.request.clip_norm)
         return ExactReply(updates[0], bool(below[0]), answer), admitted
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
@@ -133,12 +135,12 @@ class Client:
                 f"the frozen values of the model {request.run.model.name} are not the server's: both must load the same"
             )
 
-    def _answer(self, request: TrainRequest, params: Tensor) -> Tensor:
-        run, name = request.run, request.work.query
+    def _answer(self, work: Work, params: Tensor) -> Tensor:
+        run, name = work.run, work.query
         if name in OF_DATA:
             # A run that does not ask it does not plan to pay for it either.
             asked = run.statistics.only if name == STATISTICS else run.needs_normaliser
-            if not asked or request.work.trains or self.shape is None:
+            if not asked or work.training is not None or self.shape is None:
                 raise Refused(f"this run does not ask for {name} of clients' data")
             told = query_of(name, run, self.shape).answer(self.examples.inputs, self.examples.targets)
             return told.to(torch.float32)
@@ -148,6 +150,6 @@ class Client:
         model, held_out = behind_fixed(self.model, self.held_out)
         load_parameters(model, params)
         answer = query.answer(outputs_of(model, held_out.inputs), held_out.targets)
-        noise = own_noise(run, query.l1_norm)
+        noise = own_noise(run, query.l1_norm) if work.has_own_noise else None
         sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
-from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
-from discreet.node.allowance import allowed_by
 from discreet.node.nodes import client_of
 from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
+from discreet.node.work import Work, read_message, work_of
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import TrainRequest, decode_request
+from discreet.protocol.messages import TrainRequest
 from discreet.queries.query import EVALUATION, query_of
 from discreet.settings.privacy import Sizes
 
@@ -30,24 +29,22 @@ class MaskedWork:
     """One round's work of a client for a masked sum.
 
     Attributes:
-      request: what is asked, and under which guarantees.
-      sizes: of what is added up.
+      asked: what a message asks for, with the mechanisms of the sizes of what is added up.
       accounts, policy, data_owner: as `discreet.node.client.Client` has them.
       work: gives the client's vector, int64 (length,), noised, as `Client.vector` does; Refused before anything is
         computed.
       sums, guarantee: the masked sum, by the client's own count, and what it is charged to.
     """
 
-    request: TrainRequest
-    sizes: Sizes
+    asked: Work
     accounts: Accounts | None
     policy: ClientPolicy
     data_owner: str
     work: Callable[[SecureSum], Tensor]
 
     def __post_init__(self) -> None:
-        mechanism = masked_mechanism(self.request.run, self.sizes)
-        vector = None if mechanism is None else mechanism.participation.vector
+        mechanism = self.asked.at_server
+        vector = mechanism.participation.vector if mechanism is not None and self.asked.run.masked else None
         if mechanism is None or vector is None:
             raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
         self.sums, self.guarantee = vector, mechanism.guarantee
@@ -55,13 +52,18 @@ class MaskedWork:
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
         """The work that a message asks for; errors as `client_of`."""
-        request, params = decode_request(content, allowed=allowed_by(node_config))
-        client, answer = client_of(request, node_config), 0
-        if request.run.evaluation.private:
+        asked, params = read_message(content, node_config)
+        client, answer = client_of(asked, node_config), 0
+        if asked.run.evaluation.private:
             assert client.shape is not None
-            answer = query_of(EVALUATION, request.run, client.shape).length
-        work, sizes = partial(client.vector, request, params), Sizes(params.numel(), answer)
-        return cls(request, sizes, client.accounts, client.policy, client.data_owner, work)
+            answer = query_of(EVALUATION, asked.run, client.shape).length
+        asked = work_of(asked.request, Sizes(params.numel(), answer))
+        return cls(asked, client.accounts, client.policy, client.data_owner, partial(client.vector, asked, params))
+
+    @property
+    def request(self) -> TrainRequest:
+        """What the message asks for, as it travelled."""
+        return self.asked.request
 
     def vector(self) -> NDArray[np.int64]:
         """The client's vector (length,). Nothing is computed if a budget or the policy forbids it: Refused."""
@@ -79,10 +81,10 @@ class MaskedWork:
         """The charge, held to the budgets of the run and of the owner; Refused if it would pass one."""
         if self.accounts is None:
             raise Refused(NO_LEDGER)
-        event = self.sums.event_of(trains=self.request.work.trains, rates=bool(self.request.work.query))
+        event = self.sums.event_of(trains=self.asked.training is not None, rates=bool(self.asked.query))
         check_own_count(self.policy, event)
         charge = Charge(self.request.round, self.guarantee, self.data_owner, event)
-        self.accounts.after([charge], budgets_of(self.policy, self.request.run, self.guarantee))
+        self.accounts.after([charge], budgets_of(self.policy, self.asked, [charge]))
         return charge
 
     def report(self, size: int) -> None:

@@ -18,11 +18,11 @@ from discreet.data.folder import FOLDER, node_table
 from discreet.data.images import FROM_HUB
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
-from discreet.mechanisms.mechanism_table import accounts_itself
 from discreet.models.models import model_for
 from discreet.node.account import Refused, accounts_of
 from discreet.node.client import Client
 from discreet.node.policy import TASK, ClientPolicy, check_turn, policy_from
+from discreet.node.work import Work
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.protocol.messages import TrainRequest
 from discreet.protocol.simulated import is_simulations
@@ -36,7 +36,7 @@ from discreet.training.losses import check_task
 logger = logging.getLogger("discreet.client")
 
 
-def client_of(request: TrainRequest, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
+def client_of(work: Work, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
     """The client that a request is for: the virtual one that it names, or the node that it has come to.
 
     A virtual client is made only in a simulation: where the simulation's ticket is found, and nothing is configured but
@@ -45,30 +45,30 @@ def client_of(request: TrainRequest, node_config: Mapping[str, object], node_id:
     Raises:
       Refused: the request names a virtual client, and this is no simulation; and as `node_client`.
     """
-    virtual = request.virtual
+    virtual = work.request.virtual
     if virtual is None:
-        return node_client(request, node_config, node_id)
+        return node_client(work, node_config, node_id)
     if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
         raise Refused("the train request names a virtual client, and this node is no simulation's")
     torch.set_num_threads(1)  # Flower's simulation has a process for each core
-    return virtual_client(request)
+    return virtual_client(work)
 
 
-def virtual_client(request: TrainRequest) -> Client:
+def virtual_client(work: Work) -> Client:
     """The virtual client that a simulation's request names. With a seed it draws by seed, round and client alone."""
-    run, virtual = request.run, request.virtual
+    request, run, virtual = work.request, work.run, work.request.virtual
     assert virtual is not None
     number, path, source = virtual.client_id, virtual.data_path, secure_source()
     if virtual.seed is not None:
         source = seeded_source(virtual.seed).child("client", request.round, number)
-    accounts = accounts_of(run, virtual, {}) if accounts_itself(run) else None
+    accounts = accounts_of(run, virtual, {}) if work.is_charged else None
     examples, held_out = _split(request, share_of(run.data, number, path=path), number)
     shape = shape_of(run, path=path)
     model = model_of(_beside_data(run.model, Path(path) if path else None), shape)
     return Client(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
 
-def node_client(request: TrainRequest, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
+def node_client(work: Work, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
     """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy. What a request says
     of virtual clients is not read here. `node_id`: the number by which the server knows it.
 
@@ -77,17 +77,18 @@ def node_client(request: TrainRequest, node_config: Mapping[str, object], node_i
       ConfigError: the run's loss or class weights do not fit the data.
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
-    run = request.run
+    request, run = work.request, work.run
     folder = Path(str(node_config["data"])) if "data" in node_config else None
-    accounts, policy = accounts_of(run, None, node_config) if accounts_itself(run) else None, policy_from(node_config)
-    if request.work.trains:
-        check_turn(policy, run, request.round, node_id)
+    accounts = accounts_of(run, None, node_config) if work.is_charged else None
     number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
     shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
     check_task(run.task, shape, run.data.name)
     model = model_of(_beside_data(run.model, folder), shape)
+    policy = policy_from(node_config)
+    if work.training is not None:
+        check_turn(policy, run, request.round, node_id)
     return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +13,11 @@ from pydantic import Field
 
 from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import PURE, charged, releases_of
-from discreet.mechanisms.mechanism_table import guarantees_of, server_mechanism
+from discreet.mechanisms.mechanism import PURE, ClientRound, Mechanism, charged, releases_of
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import GUARANTEES, SECURE, USER
+from discreet.settings.privacy import CLIP, GUARANTEES, PLANNED, SECURE, USER
 from discreet.settings.rules import (
     Count,
     CountOrZero,
@@ -35,6 +34,11 @@ from discreet.settings.rules import (
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.ledger.durable_ledger import Charge
+    from discreet.node.work import Work
+    from discreet.training.local_training import LocalSettings
+
 
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
 REQUIRABLE = (*GUARANTEES, SECURE)
@@ -153,7 +157,55 @@ def _value(key: str, value: object) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers: dict[str, float]) -> None:
+def check_work(
+    policy: ClientPolicy,
+    work: Work,
+    parts: Mapping[str, ClientRound],
+    *,
+    num_examples: int,
+    training: LocalSettings | None,
+) -> None:
+    """Refuses work that the policy forbids, or whose delta is too large for so many examples.
+
+    Args:
+      parts: of each mechanism that the run gives, by its guarantee.
+      training: the settings with which the client would train.
+
+    Raises:
+      Refused: with the setting.
+    """
+    from discreet.training.local_training import counted_examples, steps_of  # with PyTorch, for work alone
+
+    run = work.run
+    noises = dict[str, float]()
+    for name, part in parts.items():
+        # As it is declared, and by each event that it is charged.
+        noises[name] = part.noise_multiplier
+        for event, _ in part.events:
+            noises[name] = min(noises[name], noise_in(event))
+        if work.has_own_noise:
+            noises[name] = min(noises[name], run.evaluation.noise_multiplier)
+    counted = num_examples if training is None else counted_examples(num_examples, training)
+    if work.has_own_noise:
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))  # at most so many, with those that it holds out
+    _check_deltas(policy, run, counted=counted, of_examples=bool(noises.keys() - {USER}))
+    steps = 0 if work.training is None or training is None else steps_of(num_examples, training)
+    _hold(steps <= policy.max_steps, f"allows {policy.max_steps} local steps; this message asks for {steps}")
+    check_policy(policy, work, noise_multipliers=noises)
+
+
+def _check_deltas(policy: ClientPolicy, run: ClientSettings, *, counted: int, of_examples: bool) -> None:
+    """A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it
+    is."""
+    deltas = {"privacy.delta": run.delta}
+    if math.isfinite(policy.max_epsilon):
+        deltas["max-delta of this client's policy"] = policy.max_delta
+    for name, delta in deltas.items():
+        if of_examples and counted > 1 and delta >= 1 / counted:
+            raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
+
+
+def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[str, float]) -> None:
     """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on, of an update.
 
     The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the server: there the
@@ -162,7 +214,8 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     Raises:
       Refused: with the setting that is too weak.
     """
-    user, masked = run.user, run.masked
+    run, user = work.run, work.run.user
+    masked = run.masked
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
     _hold(user.groups >= policy.min_groups, f"{cyclic} has sampling.kind={user.sampling} and {user.groups}")
     plain = SECURE in policy.require and not masked
@@ -174,18 +227,18 @@ def check_policy(policy: ClientPolicy, run: ClientSettings, *, noise_multipliers
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
     _hold(bool(noise_multipliers) or not asks, "asks for noise or a largest epsilon, and no guarantee is on")
     for name, noise in noise_multipliers.items():
-        found = least_noise(run, noise) if name == USER and policy.min_noise_multiplier else noise
+        found = least_noise(work, noise) if name == USER and policy.min_noise_multiplier else noise
         least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
         enough = found >= policy.min_noise_multiplier * (1 - ROUNDING)
         _hold(enough, f"{least}; the {name}-level one is {found:g}")
     _hold(run.delta <= policy.max_delta, f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
-        planned = planned_user_epsilon(run, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
+        planned = planned_user_epsilon(work, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
         allowed = f"allows epsilon up to {policy.max_epsilon:g}; the run plans a user-level"
         _hold(planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}")
 
 
-def least_noise(run: ClientSettings, noise: float) -> float:
+def least_noise(work: Work, noise: float) -> float:
     """The noise multiplier of the one release of a run, of those that the server is charged for, that has the least.
 
     It is that of the release's event, so that a round whose noise is correlated counts with all that the round gives
@@ -194,11 +247,10 @@ def least_noise(run: ClientSettings, noise: float) -> float:
     Raises:
       Refused: an event that has no such number.
     """
-    noised = run.with_noise(USER, noise)
-    mechanism = server_mechanism(noised)
-    assert mechanism is not None
+    run = work.run
     if run.masked:
         return min(noise, run.evaluation.noise_multiplier) if run.evaluation.private else noise
+    noised, mechanism = _of_users(work, noise)
     try:
         # As rounds that are made again: by all that each gives away.
         events = {charged(mechanism, number, again=True) for number in range(1, run.rounds + 1)}
@@ -208,6 +260,16 @@ def least_noise(run: ClientSettings, noise: float) -> float:
         return min(noise_in(event) for event in events if event is not None)
     except ValueError as error:
         raise Refused(f"the policy of this client can't be held to the run: {error}") from error
+
+
+def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:
+    """The run with this noise at user level, and the mechanism of that level."""
+    mechanism = work.mechanisms[USER]
+    if work.run.configured_noise_multiplier(USER) == noise:
+        return work.run, mechanism
+    noised = work.run.with_noise(USER, noise)
+    make: Any = type(mechanism)
+    return noised, make(noised, CLIP, PLANNED)
 
 
 def _hold(holds: bool, said: str) -> None:
@@ -239,13 +301,11 @@ def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
     _hold(enough, f"{wanted}; the sum has {noise:.4g} by this client's own count")
 
 
-def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta: float) -> float:
+def planned_user_epsilon(work: Work, *, noise_multiplier: float, delta: float) -> float:
     """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
     than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
 
-    noised = run.with_noise(USER, noise_multiplier)
-    mechanism = server_mechanism(noised)
-    assert mechanism is not None
+    run, (noised, mechanism) = work.run, _of_users(work, noise_multiplier)
 
     def epsilon(rounds: int) -> float:
         return PrivacyLedger(releases_of(mechanism, noised, rounds)).epsilon(delta, run.accountant)
@@ -254,21 +314,24 @@ def planned_user_epsilon(run: ClientSettings, *, noise_multiplier: float, delta:
     return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
 
 
-def budgets_of(policy: ClientPolicy, run: ClientSettings, *guarantees: str) -> tuple[Budget, ...]:
-    """The run's budgets for guarantees that the client accounts itself, and the owner's for all releases about the
-    client's data, each at its own delta.
+def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> tuple[Budget, ...]:
+    """The run's budgets for the guarantees that are charged to the client itself, and the owner's for all releases
+    about the client's data, each at its own delta.
 
     Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon: by loss
     distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
     `max_epsilon` names a budget at delta instead.
     """
-    largest = {name: run.largest_epsilon(name) for name in GUARANTEES if name in guarantees}
-    budgets = [Budget(epsilon, run.delta, name) for name, epsilon in largest.items() if epsilon is not None]
-    for each in guarantees_of(run):
-        name, target = each.guarantee, run.target_epsilon(each.guarantee)
-        pure = PURE in each.accountants and run.terms(name).max_epsilon is None
-        if name in guarantees and pure and target is not None:
-            budgets.append(Budget(target, 0.0, name))
+    run = work.run
+    budgets, pure = list[Budget](), list[Budget]()
+    for name in dict.fromkeys(charge.guarantee for charge in charges):
+        epsilon, target = run.largest_epsilon(name), run.target_epsilon(name)
+        if epsilon is not None:
+            budgets.append(Budget(epsilon, run.delta, name))
+        is_pure = PURE in work.mechanisms[name].accountants and run.terms(name).max_epsilon is None
+        if is_pure and target is not None:
+            pure.append(Budget(target, 0.0, name))
+    budgets += pure
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

@@ -68,7 +68,7 @@ class VirtualClient:
 
 
 @section("work.")
-class Work:
+class Assignment:
     """The work that a cohort is asked to do with the parameters that it gets.
 
     Attributes:
@@ -80,7 +80,7 @@ class Work:
     query: str = ""
 
 
-TRAIN = Work()
+TRAIN = Assignment()
 
 
 CLIP_NORM = Rule(POSITIVE.words, lambda norm: norm == math.inf or POSITIVE.holds(norm))
@@ -107,7 +107,7 @@ class TrainRequest:
     clip_norm: Annotated[float, Field(allow_inf_nan=True), CLIP_NORM]
     run: ClientSettings
     virtual: VirtualClient | None = None
-    work: Work = TRAIN
+    work: Assignment = TRAIN
     frozen: str | None = None
 
 

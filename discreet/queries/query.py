@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from discreet.data.examples import TaskShape
-from discreet.protocol.messages import Work
+from discreet.protocol.messages import Assignment
 from discreet.queries.answers import Block, NoisedBlock
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.statistic_answers import DataShape, statistic_blocks
@@ -26,7 +26,7 @@ from discreet.settings.data import StatisticsConfig
 from discreet.settings.rules import ConfigError
 
 EVALUATION = "evaluation"  # of a model, on what clients hold out
-TRAIN_AND_RATE, RATE = Work(trains=True, query=EVALUATION), Work(trains=False, query=EVALUATION)
+TRAIN_AND_RATE, RATE = Assignment(trains=True, query=EVALUATION), Assignment(trains=False, query=EVALUATION)
 NORMALISE, STATISTICS = OF_DATA = ("normalise", "statistics")  # of their data, before the first round
 
 

@@ -19,7 +19,7 @@ from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerRelease, Replies
-from discreet.protocol.messages import TrainRequest, Work
+from discreet.protocol.messages import Assignment, TrainRequest
 from discreet.queries.answers import Estimate
 from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
 from discreet.queries.statistic_answers import normaliser_from
@@ -83,7 +83,7 @@ def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
     """Yields the answers of all available clients to a question about their data. They get no parameters.
     NobodyAnswers: none has answered; nothing is charged then."""
     available, stats = list(transport.available_clients()), ReplyStats()
-    asked = TrainRequest(1, plan.first_clip_norm, plan.run, work=Work(trains=False, query=name))
+    asked = TrainRequest(1, plan.first_clip_norm, plan.run, work=Assignment(trains=False, query=name))
     yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
     stats.log_failures()
     logger.info("%d of %d clients answered what their data are like", stats.accepted, len(available))

@@ -200,8 +200,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunSecrets(CarriedState):
-    """`CarriedState` in a run folder, for the server's user alone: with it the noise of releases
-    can be taken off. It is removed when the run is over."""
+    """`CarriedState` in a run folder, for the server's user alone: it takes noise off. Removed when the run is over."""
 
     folder: Path
 
@@ -211,9 +210,7 @@ class RunSecrets(CarriedState):
 
     def load(self) -> Mapping[str, Tensor]:
         """What was saved last; empty before. Raises LedgerError: the file is damaged, or is another one."""
-        if not self.path.exists():
-            return {}
-        tensors, facts = read_tensors(self.path)
+        tensors, facts = read_tensors(self.path) if self.path.exists() else ({}, {KEPT: ""})
         if KEPT in facts or (not facts and tensors.keys() == BEFORE_KEPT):
             return tensors
         raise LedgerError(f"{self.path} holds no secrets of a run: put back the file that the run has written")

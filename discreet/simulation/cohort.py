@@ -32,6 +32,7 @@ from discreet.models.models import (
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.client import ExactReply, noised_vector
+from discreet.node.work import work_of
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
@@ -234,15 +235,16 @@ class BatchedTransport:
 
     def _admitted(self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]) -> Iterator[_Work]:
         """The chunks of those that take part; the others are added to `refused`."""
+        work = work_of(asked)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
-            found = admit(asked, named, accounts=self.accounts)
+            found = admit(work, named, accounts=self.accounts)
             refused += [Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused)]
             admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
             if admitted:
                 each = admitted.values()
                 largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
-                training, local = tuple(who.training for who in each), next(iter(each)).local
+                training, local = tuple(who.training for who in each if who.training), next(iter(each)).local
                 yield _Work(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:

@@ -19,6 +19,7 @@ from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
+from discreet.node.work import work_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, VirtualClient
 from discreet.queries.query import NORMALISE, query_of
@@ -59,11 +60,12 @@ class InProcessTransport:
             virtual = VirtualClient(client_id, self.state_folder, seed=settings.seed, data_path=settings.data.path)
             request = replace(asked, virtual=virtual)
             try:
-                client = virtual_client(request)
+                work = work_of(request)
+                client = virtual_client(work)
                 if self.vector is None:
-                    yield replace(client.answer(request, params), client=client_id)
+                    yield replace(client.answer(work, params), client=client_id)
                 else:
-                    total = client.vector(request, params, self.vector)
+                    total = client.vector(work, params, self.vector)
                     yield PartialReply(total, 0, 1, asked.clip_norm)
             except Refused as refusal:
                 yield Failure(client_id, "refused", str(refusal))

@@ -39,7 +39,7 @@ ACCOUNTANT = RDP  # the only one that knows the choice among trials
 
 
 class SelectionCost(NamedTuple):
-    """Epsilons at `delta` by RDP: of one trial of the most expensive candidate, and of the whole choice, which is `event`."""
+    """Epsilons at `delta` by RDP: of one trial of the most expensive candidate, and of the whole choice, `event`."""
 
     delta: float
     one_trial: float

@@ -26,6 +26,7 @@ from discreet.masking.wire import Stage
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.round_state import CarriedState
 from discreet.node.nodes import node_client
+from discreet.node.work import work_of
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
@@ -127,8 +128,8 @@ def check_round(number: int, ids: list[int], kept: Path, folder: RunFolder) -> D
 def answer(number: int, node_id: int, before: State, run: ClientSettings, round_number: int) -> TrainReply:
     """The reply of a node, made here."""
     asked = TrainRequest(round_number, before.clip_norm, run)
-    client = node_client(asked, {"partition-id": number, "num-partitions": len(NODES)}, node_id)
-    return client.answer(asked, before.params)
+    client = node_client(work_of(asked), {"partition-id": number, "num-partitions": len(NODES)}, node_id)
+    return client.answer(work_of(asked), before.params)
 
 
 def check_account(charged: list[DpEvent], folder: RunFolder) -> None:

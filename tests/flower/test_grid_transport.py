@@ -29,11 +29,11 @@ from discreet.mechanisms.unprotected import Unprotected
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import (
     REFUSED_CODE,
+    Assignment,
     MalformedMessage,
     TrainReply,
     TrainRequest,
     VirtualClient,
-    Work,
     decode_request,
     encode_reply,
 )
@@ -253,7 +253,7 @@ def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
 
 
 def test_an_answer_that_is_not_as_it_was_asked_is_refused() -> None:
-    asked = TrainRequest(3, 0.5, RUN, work=Work(trains=False, query="evaluation"))
+    asked = TrainRequest(3, 0.5, RUN, work=Assignment(trains=False, query="evaluation"))
     for answer in (None, torch.zeros(3), torch.tensor([math.nan, 0.0]), torch.zeros(0)):
         reply = encode_reply(TrainReply(3, torch.zeros(0), below=False, answer=answer))
         with pytest.raises(MalformedMessage, match="answer"):

@@ -26,6 +26,7 @@ from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.round_state import CarriedState
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
+from discreet.node.work import work_of
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.grid import grid_slack
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
@@ -289,10 +290,12 @@ def test_with_a_policy_a_client_keeps_to_its_turn_by_itself(
     run = replace(client_settings(config("privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")))
     asked, node = TrainRequest(number, 0.3, run), NODE | {"min-groups": least}
     if said is None:
-        assert node_client(asked, node, node_id).answer(asked, torch.zeros(650)).update.shape == (650,)
+        assert node_client(work_of(asked), node, node_id).answer(work_of(asked), torch.zeros(650)).update.shape == (
+            650,
+        )
         return
     with pytest.raises(Refused, match=said):
-        node_client(asked, node, node_id).answer(asked, torch.zeros(650))
+        node_client(work_of(asked), node, node_id).answer(work_of(asked), torch.zeros(650))
 
 
 def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from discreet.mechanisms.local_noise import release_step
 from discreet.models.model_check import check_model
 from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
 from discreet.node import nodes
+from discreet.node.work import work_of
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
 from discreet.server.predictions import named_parameters_of
@@ -143,15 +144,15 @@ def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> 
     asked = replace(request(config(*OFF)), frozen=frozen_digest(built(statistics)))
     params = flatten_parameters(who.model)
     assert request_of(request_items(asked)) == asked
-    assert who.answer(asked, params).update.shape == params.shape
+    assert who.answer(work_of(asked), params).update.shape == params.shape
     for name, value in frozen(who.model).items():
         before = value.clone()
         value.add_(1)
         with pytest.raises(MalformedMessage, match="the frozen values of the model mlp are not the server's"):
-            who.answer(asked, params)
+            who.answer(work_of(asked), params)
         assert frozen_digest(who.model) != frozen_digest(built(statistics)), name
         value.copy_(before)
-    assert who.answer(asked, params).update.shape == params.shape
+    assert who.answer(work_of(asked), params).update.shape == params.shape
     assert frozen_digest(nn.Linear(2, 2)) == ""
 
 

@@ -22,6 +22,7 @@ from discreet.models.transformer import transformer
 from discreet.node import nodes
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client, virtual_client
+from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
 from discreet.server.run_folder import RunFolder
@@ -185,7 +186,7 @@ def test_a_node_takes_the_weights_beside_its_own_data_and_none_with_other_values
     with pytest.raises(MalformedMessage, match=r"the frozen values of the model hf: are not the server's"):
         node_client(asked, {"data": str(write_texts(tmp_path / "strange", other))}).answer(asked, params)
     virtual = TrainRequest(1, 0.3, client_settings(run), VirtualClient(3, "", data_path=run.data.path))
-    assert frozen_digest(virtual_client(virtual).model) == frozen_digest(model)
+    assert frozen_digest(virtual_client(work_of(virtual)).model) == frozen_digest(model)
 
 
 def _change(folder: Path) -> None:

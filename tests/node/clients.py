@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Accounts
-from discreet.node.allowance import allowed_by
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
+from discreet.node.work import Work, read_work, work_of
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.protocol.messages import TrainRequest, request_items, request_of
+from discreet.protocol.messages import TrainRequest, request_items
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import parse_config
 from discreet.settings.settings import Settings, client_settings
 
@@ -80,9 +81,14 @@ def request(run: Settings, number: int = 1, *, clip_norm: float = math.inf) -> T
     return TrainRequest(number, clip_norm, client_settings(run))
 
 
-def received(asked: TrainRequest, node_config: Mapping[str, object]) -> TrainRequest:
+def work_in(run: ClientSettings) -> Work:
+    """The work of a run's first round."""
+    return work_of(TrainRequest(1, math.inf, run))
+
+
+def received(asked: TrainRequest, node_config: Mapping[str, object]) -> Work:
     """A request as a node reads it from a message."""
-    return request_of(request_items(asked), allowed=allowed_by(node_config))
+    return read_work(request_items(asked), node_config)
 
 
 def gradients(model: nn.Module, data: Examples) -> list[Tensor]:

@@ -17,6 +17,7 @@ from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node import account
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.admission import Admitted, admit
+from discreet.node.work import work_of
 from discreet.protocol.messages import TrainRequest
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
@@ -50,7 +51,7 @@ def accounts(folder: Path) -> Accounts:
 
 
 def enter(folder: Path, sizes: dict[str, int], *words: str, number: int = 1) -> dict[str, Admitted | Refused]:
-    return admit(ask(*words, number=number), sizes, accounts=accounts(folder))
+    return admit(work_of(ask(*words, number=number)), sizes, accounts=accounts(folder))
 
 
 def spent(found: Admitted | Refused) -> float:
@@ -63,10 +64,10 @@ def test_many_clients_at_once_are_admitted_as_sequentially(words: tuple[str, ...
     sizes = {"4": 9, "2": 5, "7": 0, "9": 9}
     many, each = accounts(tmp_path / "many"), accounts(tmp_path / "each")
     for number in (1, 2):
-        together = admit(ask(*words, number=number), sizes, accounts=many)
+        together = admit(work_of(ask(*words, number=number)), sizes, accounts=many)
         alone = {}
         for name, size in sizes.items():
-            alone |= admit(ask(*words, number=number), {name: size}, accounts=each)
+            alone |= admit(work_of(ask(*words, number=number)), {name: size}, accounts=each)
         assert together == alone
     rows = [
         [(row.round, row.guarantee, row.data_owner, row.count) for row in who.ledger.releases()] for who in (many, each)
@@ -94,7 +95,7 @@ def test_a_client_without_examples_is_charged_nothing_and_takes_part(tmp_path: P
 def test_what_is_forgotten_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "REMEMBERED", 1)
     many = accounts(tmp_path)
-    found = [spent(admit(ask(number=number), {"0": 9, "1": 9}, accounts=many)["1"]) for number in range(1, 4)]
+    found = [spent(admit(work_of(ask(number=number)), {"0": 9, "1": 9}, accounts=many)["1"]) for number in range(1, 4)]
     assert found == sorted(set(found))
 
 
@@ -112,7 +113,7 @@ def test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhi
         return found
 
     monkeypatch.setattr(Accounts, "after", slow)
-    found = admit(ask(f"privacy.example.max_epsilon={once}"), {"0": 40}, accounts=many)
+    found = admit(work_of(ask(f"privacy.example.max_epsilon={once}")), {"0": 40}, accounts=many)
     assert isinstance(found["0"], Refused)
     assert len(other.releases()) == 1
 

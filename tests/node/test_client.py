@@ -25,6 +25,7 @@ from discreet.node.app import DPClient
 from discreet.node.client import Client
 from discreet.node.nodes import share_of
 from discreet.node.policy import ClientPolicy
+from discreet.node.work import work_of
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING, WHO, masking_record
 from discreet.protocol.messages import (
@@ -57,7 +58,7 @@ accounted = pytest.mark.parametrize("words", [EXAMPLE, LOCAL], ids=["example", "
 
 
 def work(who: Client, run: Settings, number: int = 1, **more: float) -> TrainReply:
-    return who.answer(request(run, number, **more), params_of(linear()))
+    return who.answer(work_of(request(run, number, **more)), params_of(linear()))
 
 
 def test_the_update_is_clipped_and_the_bit_says_whether_it_had_to_be() -> None:
@@ -145,7 +146,7 @@ def test_a_request_beyond_the_planned_rounds_is_refused() -> None:
 def test_parameters_of_another_model_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db")
     with pytest.raises(MalformedMessage, match="has 18 trainable parameters, the train request holds 17"):
-        who.answer(request(config(*EXAMPLE)), torch.zeros(17))
+        who.answer(work_of(request(config(*EXAMPLE))), torch.zeros(17))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
 
 

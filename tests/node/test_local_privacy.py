@@ -16,6 +16,7 @@ from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
 from discreet.node.account import Refused
 from discreet.node.client import Client
+from discreet.node.work import work_of
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.settings.settings import Settings, client_settings
@@ -49,7 +50,7 @@ def release(kind: str, update: Tensor, noise_multiplier: float, *, noise: str = 
 
 def answers(run: Settings, who: Client) -> list[TrainReply]:
     """The replies of one client that takes part in every planned round."""
-    return [who.answer(request(run, number), params_of(linear())) for number in range(1, run.rounds + 1)]
+    return [who.answer(work_of(request(run, number)), params_of(linear())) for number in range(1, run.rounds + 1)]
 
 
 @pytest.mark.parametrize(("kind", "norm_order"), [("gaussian", 2), ("laplace", 1)])
@@ -149,7 +150,7 @@ def test_a_total_is_spent_exactly_at_the_last_round_and_the_client_then_stops(
     assert spent[-2] < 1.95
     assert spent[-1] == pytest.approx(2, rel=1e-6)
     with pytest.raises(Refused):
-        who.answer(request(run, 5), params_of(linear()))
+        who.answer(work_of(request(run, 5)), params_of(linear()))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
@@ -159,5 +160,5 @@ def test_a_round_that_is_asked_again_does_not_pass_the_total(kind: str, tmp_path
     last = answers(run, who)[-1]
     assert kind == "gaussian" or last.epsilon_local < 3
     with pytest.raises(Refused, match="the local-level budget is spent"):
-        who.answer(request(run, 1), params_of(linear()))
+        who.answer(work_of(request(run, 1)), params_of(linear()))
     assert len(DurableLedger(tmp_path / "ledger.db").releases()) == 40

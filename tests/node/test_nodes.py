@@ -17,7 +17,8 @@ from discreet.data.folder import main, node_table
 from discreet.data.targets import FolderError
 from discreet.node.account import Refused
 from discreet.node.nodes import client_of, node_client, node_examples, share_of, virtual_client
-from discreet.protocol.messages import TrainRequest, VirtualClient, Work
+from discreet.node.work import work_of
+from discreet.protocol.messages import Assignment, TrainRequest, VirtualClient
 from discreet.protocol.simulated import leave_ticket
 from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings
@@ -38,10 +39,10 @@ def named(run: Settings, client: int, folder: Path, number: int = 1) -> TrainReq
 
 def test_a_node_draws_secure_noise_whatever_seed_the_request_names() -> None:
     run = run_of(*OFF, "seed=51407")
-    node = node_client(named(run, 3, Path("somewhere")), NODE)
+    node = node_client(work_of(named(run, 3, Path("somewhere"))), NODE)
     assert node.source.is_secure
     assert torch.equal(node.examples.inputs, share_of(run.data, 1).inputs)
-    assert not virtual_client(named(run, 1, Path())).source.is_secure
+    assert not virtual_client(work_of(named(run, 1, Path()))).source.is_secure
 
 
 NORMALISED = ("data.normalise=public", "normaliser.means=[0.25]", "normaliser.deviations=[0.5]")
@@ -50,7 +51,7 @@ NORMALISED = ("data.normalise=public", "normaliser.means=[0.25]", "normaliser.de
 @pytest.mark.parametrize("virtual", [False, True], ids=["node", "virtual"])
 def test_a_client_trains_and_rates_on_inputs_that_are_normalised_as_the_server_says(virtual: bool) -> None:
     run = run_of(*NORMALISED, "evaluation.kind=private", "privacy.delta=0.01")
-    client = virtual_client(named(run, 1, Path())) if virtual else node_client(request(run), NODE)
+    client = virtual_client(work_of(named(run, 1, Path()))) if virtual else node_client(work_of(request(run)), NODE)
     raw, held = client.examples.inputs * 0.5 + 0.25, client.held_out
     rows = torch.cat([raw, held.inputs * 0.5 + 0.25])
     expected = share_of(run.data, 1).inputs
@@ -61,7 +62,7 @@ ASKED = ("data.normalise=private", "statistics.low=0", "statistics.high=1", "pri
 
 
 def asks(run: Settings, query: str) -> TrainRequest:
-    return replace(request(run), work=Work(trains=False, query=query))
+    return replace(request(run), work=Assignment(trains=False, query=query))
 
 
 @pytest.mark.parametrize(
@@ -76,16 +77,16 @@ def asks(run: Settings, query: str) -> TrainRequest:
 def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(words: tuple[str, ...], query: str) -> None:
     asked = asks(run_of(*words, "privacy.delta=0.01"), query)
     with pytest.raises(Refused, match=f"does not ask for {query} of clients' data"):
-        client_of(asked, NODE).answer(asked, torch.zeros(0))
+        client_of(work_of(asked), NODE).answer(work_of(asked), torch.zeros(0))
 
 
 def test_a_policy_counts_what_is_asked_of_the_data() -> None:
     owner = NODE | {"min-noise-multiplier": 1.0}
     noise = "privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null"
     strong, weak = (asks(run_of(*ASKED, *noise, f"statistics.noise_multiplier={z}"), "normalise") for z in (1, 0.5))
-    assert client_of(strong, owner).answer(strong, torch.zeros(0)).answer is not None
+    assert client_of(work_of(strong), owner).answer(work_of(strong), torch.zeros(0)).answer is not None
     with pytest.raises(Refused, match=r"requires a noise multiplier of 1; the user-level one is 0\.5"):
-        client_of(weak, owner).answer(weak, torch.zeros(0))
+        client_of(work_of(weak), owner).answer(work_of(weak), torch.zeros(0))
 
 
 def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: Path) -> None:
@@ -97,9 +98,9 @@ def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: 
 @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
 def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
     with pytest.raises(Refused, match="this node has no data"):
-        node_client(request(run_of(*OFF)), node)
+        node_client(work_of(request(run_of(*OFF))), node)
     with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
-        node_client(request(run_of(*OFF)), {"partition-id": 1, "num-partitions": 5})
+        node_client(work_of(request(run_of(*OFF))), {"partition-id": 1, "num-partitions": 5})
 
 
 PIXELS = np.arange(3 * 64).reshape(3, 64) % 17

@@ -25,9 +25,10 @@ from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
+from discreet.node.work import work_of
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.protocol.messages import TrainReply, TrainRequest, Work
+from discreet.protocol.messages import Assignment, TrainReply, TrainRequest
 from discreet.queries.metrics import metric_blocks, metrics_of
 from discreet.queries.query import Query
 from discreet.server.model_ratings import answers_of
@@ -45,7 +46,7 @@ LEVELS = {
     "gaussian": (*OFF, "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2"),
     "laplace": (*OFF, "privacy.local.kind=laplace", "privacy.local.noise_multiplier=2"),
 }
-RATE, BOTH = Work(trains=False, query="evaluation"), Work(trains=True, query="evaluation")
+RATE, BOTH = Assignment(trains=False, query="evaluation"), Assignment(trains=True, query="evaluation")
 THREE = TaskShape((5,), 3)
 NUMBER = TaskShape((5,), 2, target=Target(NUMBERS, ("a", "b"), (0.0, 0.0), (1.0, 1.0)))
 SHAPES = {CLASSES: THREE, LABELS: TaskShape((5,), 0, target=Target(LABELS, ("a", "b", "c"))), NUMBERS: NUMBER}
@@ -62,7 +63,7 @@ def settings(level: str, *words: str) -> ClientSettings:
     return client_settings(config(*LEVELS[level], *RATED, *words))
 
 
-def ask(level: str, work: Work, *words: str, number: int = 1) -> TrainRequest:
+def ask(level: str, work: Assignment, *words: str, number: int = 1) -> TrainRequest:
     return TrainRequest(number, math.inf, settings(level, *words), work=work)
 
 
@@ -143,13 +144,15 @@ def test_a_client_that_holds_nothing_out_sends_noise_as_the_others_do_at_local_l
 
 @levels
 @works
-def test_other_data_move_the_noised_answer_alone_and_within_the_noise(level: str, work: Work, tmp_path: Path) -> None:
+def test_other_data_move_the_noised_answer_alone_and_within_the_noise(
+    level: str, work: Assignment, tmp_path: Path
+) -> None:
     number, inputs = itertools.count(), examples(4, seed=90).inputs
     right = linear()(inputs).argmax(dim=1)
 
     def rate(held_out: Examples, source: RandomSource) -> TrainReply:
         who = rating_client(held_out, tmp_path / f"{next(number)}.db", source)
-        return who.answer(ask(level, work), params_of(linear()))
+        return who.answer(work_of(ask(level, work)), params_of(linear()))
 
     if level == "example":  # one that was right is wrong: replaced, which is twice as far as zero-out
         other = Examples(inputs, torch.cat([(right[:1] + 1) % 3, right[1:]]))
@@ -166,7 +169,7 @@ def test_other_data_move_the_noised_answer_alone_and_within_the_noise(level: str
 @levels
 def test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both(level: str, tmp_path: Path) -> None:
     who, params = rating_client(examples(3), tmp_path / "ledger.db"), params_of(linear())
-    both, rated = who.answer(ask(level, BOTH), params), who.answer(ask(level, RATE, number=2), params)
+    both, rated = who.answer(work_of(ask(level, BOTH)), params), who.answer(work_of(ask(level, RATE, number=2)), params)
     name = "example" if level == "example" else "local"
     if level == "laplace":
         assert [both.epsilon_local_pure, rated.epsilon_local_pure] == pytest.approx([1 / 2 + 1 / Z, 1 / 2 + 2 / Z])
@@ -177,15 +180,15 @@ def test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_bo
         assert [getattr(reply, f"epsilon_{name}") for reply in (both, rated)] == pytest.approx(each, rel=1e-3)
     budget = f"privacy.{name}.max_epsilon={getattr(rated, f'epsilon_{name}')}"
     with pytest.raises(Refused, match=f"the {name}-level budget is spent"):
-        who.answer(ask(level, RATE, budget, number=3), params)
+        who.answer(work_of(ask(level, RATE, budget, number=3)), params)
     assert {row.round for row in ledger_at(tmp_path / "ledger.db").releases()} == {1, 2}
 
 
 def test_a_budget_that_steps_or_answer_alone_would_keep_is_held_against_both(tmp_path: Path) -> None:
     words = "privacy.example.max_epsilon=2.3"
     steps, answer, both = (
-        admit(ask("example", work, words), {"": 6}, accounts=accounts(tmp_path / f"{work}.db"))[""]
-        for work in (Work(), RATE, BOTH)
+        admit(work_of(ask("example", work, words)), {"": 6}, accounts=accounts(tmp_path / f"{work}.db"))[""]
+        for work in (Assignment(), RATE, BOTH)
     )
     assert isinstance(steps, Admitted)
     assert isinstance(answer, Admitted)
@@ -194,10 +197,10 @@ def test_a_budget_that_steps_or_answer_alone_would_keep_is_held_against_both(tmp
 
 @levels
 @works
-def test_an_owners_least_noise_holds_for_the_answer_too(level: str, work: Work, tmp_path: Path) -> None:
+def test_an_owners_least_noise_holds_for_the_answer_too(level: str, work: Assignment, tmp_path: Path) -> None:
     mine, policy = accounts(tmp_path / "a.db"), ClientPolicy(min_noise_multiplier=1.2)
     asked = [ask(level, work), ask(level, work, "evaluation.noise_multiplier=1.1")]
-    enough, less = (admit(each, {"": 6}, accounts=mine, policy=policy)[""] for each in asked)
+    enough, less = (admit(work_of(each), {"": 6}, accounts=mine, policy=policy)[""] for each in asked)
     assert isinstance(enough, Admitted)
     name = "example" if level == "example" else "local"
     assert f"requires a noise multiplier of 1.2; the {name}-level one is 1.1" in str(less)
@@ -205,7 +208,9 @@ def test_an_owners_least_noise_holds_for_the_answer_too(level: str, work: Work, 
 
 def test_delta_is_held_below_one_in_all_examples_those_held_out_too() -> None:
     # 900 to train on and a share of 0.2 held out: 1 / delta = 1000 is fewer than the client holds.
-    assert "privacy.delta must be below 1 / n" in str(admit(ask("example", RATE), {"": 900}, accounts=None)[""])
+    assert "privacy.delta must be below 1 / n" in str(
+        admit(work_of(ask("example", RATE)), {"": 900}, accounts=None)[""]
+    )
 
 
 cohorts = pytest.mark.parametrize("cohort", ["own", "same"])

@@ -20,6 +20,7 @@ from dp_accounting import (
 )
 
 from discreet.accounting.events import noise_in
+from discreet.ledger.durable_ledger import Charge
 from discreet.models.models import flatten_parameters
 from discreet.node.account import Budget, Refused
 from discreet.node.nodes import node_client
@@ -32,9 +33,10 @@ from discreet.node.policy import (
     policy_from,
     words_of,
 )
+from discreet.node.work import work_of
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings, client_settings
-from tests.node.clients import OFF, config, request
+from tests.node.clients import OFF, config, request, work_in
 
 # q = 0.01, z = 1.1, T = 1000, delta = 1e-5: 1.5154 by PLD (shared reference numbers).
 USER_ON = (
@@ -45,7 +47,7 @@ USER_ON = (
 
 def refusal(policy: ClientPolicy, run: Settings, **noises: float) -> str:
     try:
-        check_policy(policy, client_settings(run), noise_multipliers=noises)
+        check_policy(policy, work_in(client_settings(run)), noise_multipliers=noises)
     except Refused as refused:
         return str(refused)
     return ""
@@ -109,7 +111,7 @@ def test_a_misspelt_key_of_a_policy_is_refused_with_every_message(key: str, mean
     node = {"partition-id": 1, "num-partitions": 12, key: 5}
     asked = request(config(*USER_ON, "data.name=digits", "data.num_clients=12"), clip_norm=1.0)
     with pytest.raises(Refused) as refused:
-        node_client(asked, node)
+        node_client(work_of(asked), node)
     said = f"did you mean {meant}?" if meant else "there are min-noise-multiplier, "
     assert f"unknown setting {key}; {said}" in str(refused.value)
 
@@ -155,11 +157,12 @@ def test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it() -> None:
     assert "plans a user-level inf" in refusal(ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=0.0)
 
 
+NOISE_OF = "privacy.example.noise_multiplier=1", "privacy.local.noise_multiplier=1"
 BUDGETS = {
-    (): (None, None),
-    ("privacy.example.max_epsilon=3", "privacy.local.max_epsilon=2"): (3, 2),
+    NOISE_OF: (None, None),
+    (*NOISE_OF, "privacy.example.max_epsilon=3", "privacy.local.max_epsilon=2"): (3, 2),
     ("privacy.example.target_epsilon=6", "privacy.local.epsilon=5"): (6, 5),
-    ("privacy.example.target_epsilon=6", "privacy.example.max_epsilon=7"): (7, None),
+    ("privacy.example.target_epsilon=6", "privacy.example.max_epsilon=7", NOISE_OF[1]): (7, None),
 }
 
 
@@ -168,11 +171,12 @@ BUDGETS = {
 def test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta(
     words: tuple[str, ...], budgets: tuple[float | None, float | None], allowed: float
 ) -> None:
-    run, policy = config(*OFF, *words), ClientPolicy(max_epsilon=allowed, max_delta=1e-6)
+    run = config(*OFF, "privacy.example.enabled=true", "privacy.local.kind=gaussian", *words)
+    work, policy = work_in(client_settings(run)), ClientPolicy(max_epsilon=allowed, max_delta=1e-6)
     owners = () if allowed == math.inf else (Budget(allowed, 1e-6),)
     for guarantee, of_run in zip((EXAMPLE, LOCAL), budgets, strict=True):
         runs = () if of_run is None else (Budget(of_run, 1e-3, guarantee),)
-        assert budgets_of(policy, client_settings(run), guarantee) == runs + owners
+        assert budgets_of(policy, work, [Charge(1, guarantee, "", NoOpDpEvent())]) == runs + owners
 
 
 NOISE = ("privacy.user.noise_multiplier=1.5", "privacy.user.target_epsilon=null")
@@ -183,12 +187,12 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     words = ("evaluation.kind=private", "evaluation.noise_multiplier=2", "evaluation.every=1")
     words = (*words, f"evaluation.cohort={cohort}")
     plain, rated = (client_settings(config("rounds=20", "privacy.delta=1e-5", *NOISE, *more)) for more in ((), words))
-    most = planned_user_epsilon(plain, noise_multiplier=1.5, delta=1e-5) + 0.01
+    most = planned_user_epsilon(work_in(plain), noise_multiplier=1.5, delta=1e-5) + 0.01
     owner = ClientPolicy(max_epsilon=most, max_delta=1e-5)
-    check_policy(owner, plain, noise_multipliers={USER: 1.5})
+    check_policy(owner, work_in(plain), noise_multipliers={USER: 1.5})
     with pytest.raises(Refused, match="the run plans a user-level"):
-        check_policy(owner, rated, noise_multipliers={USER: 1.5})
-    assert least_noise(rated, 1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
+        check_policy(owner, work_in(rated), noise_multipliers={USER: 1.5})
+    assert least_noise(work_in(rated), 1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
 
 
 TURNS = ("rounds=100", "data.num_clients=12", "sampling.kind=everyone", "privacy.delta=1e-3")
@@ -201,7 +205,7 @@ def test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_
     node = {"partition-id": 1, "num-partitions": 12, "require": "user"}
     for kind, least in (("none", 4.0), ("sqrt", last)):
         words = ("data.name=digits", "model.name=logistic_regression", f"privacy.user.correlation.kind={kind}")
-        asked = request(config(*TURNS, *words), clip_norm=1.0)
+        asked = work_of(request(config(*TURNS, *words), clip_norm=1.0))
         weak, strict = ({**node, "min-noise-multiplier": share * least} for share in (0.999, 1.001))
         client = node_client(asked, weak)
         assert client.answer(asked, flatten_parameters(client.model)).update.norm() <= 1.0 + 1e-6
@@ -211,7 +215,7 @@ def test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_
 
 def test_the_least_noise_of_a_cohort_of_fixed_size_is_over_what_replacing_a_client_moves() -> None:
     run = client_settings(config(*USER_ON, "sampling.kind=fixed", "privacy.accountant=rdp"))
-    assert least_noise(run, 1.1) == pytest.approx(0.55)
+    assert least_noise(work_in(run), 1.1) == pytest.approx(0.55)
 
 
 @pytest.mark.parametrize(

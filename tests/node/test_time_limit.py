@@ -17,6 +17,7 @@ from discreet.node.account import Refused
 from discreet.node.app import answered, train
 from discreet.node.policy import ClientPolicy
 from discreet.node.time_limit import at_most
+from discreet.node.work import work_of
 from tests.node.clients import EXAMPLE, client, config, examples, params_of, request
 
 NODE: dict[str, str | int] = {"partition-id": 1, "num-partitions": 12}
@@ -43,7 +44,7 @@ def test_an_owner_says_how_many_steps_a_message_may_ask_for() -> None:
     who = client(examples(20), None, policy=ClientPolicy(max_steps=9))
     for epochs, said in ((2, "allows 9 local steps; this message asks for 10"), (1, "has no ledger")):
         with pytest.raises(Refused, match=said):
-            who.answer(request(config(*EXAMPLE, f"training.epochs={epochs}")), params_of(who.model))
+            who.answer(work_of(request(config(*EXAMPLE, f"training.epochs={epochs}"))), params_of(who.model))
 
 
 @pytest.mark.parametrize("limit", ["time to live", "max-seconds"])

@@ -24,6 +24,7 @@ from discreet.ledger import durable_ledger, rollback_guard
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE, LedgerPosition, RollbackGuard
 from discreet.node.nodes import node_client
+from discreet.node.work import work_of
 from discreet.protocol import run_end
 from discreet.server import run_folder
 from discreet.server.plan import planned
@@ -89,7 +90,7 @@ def round_of(folder: Path) -> int:
 
 def charges_of(ledger: Path) -> int:
     """By the node that has it."""
-    accounts = node_client(request(RUN), NODE | {"ledger": str(ledger)}).accounts
+    accounts = node_client(work_of(request(RUN)), NODE | {"ledger": str(ledger)}).accounts
     return len(accounts.ledger.releases())
 
 

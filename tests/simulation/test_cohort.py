@@ -25,6 +25,7 @@ from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import MODELS, build_model, flatten_parameters
 from discreet.node.account import Refused
 from discreet.node.admission import Admitted, admit
+from discreet.node.work import Work
 from discreet.per_example.objective import cross_entropy
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan, planned
@@ -195,9 +196,9 @@ def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers
 def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     admitted: list[int] = []
 
-    def watched(request: TrainRequest, sizes: dict[str, int], **how: Any) -> dict[str, Admitted | Refused]:
+    def watched(work: Work, sizes: dict[str, int], **how: Any) -> dict[str, Admitted | Refused]:
         admitted.extend(map(int, sizes))
-        return admit(request, sizes, **how)
+        return admit(work, sizes, **how)
 
     monkeypatch.setattr("discreet.simulation.cohort.admit", watched)
     start = Clients("logistic_regression", (4,), (30, 3)).start

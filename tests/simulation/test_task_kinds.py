@@ -17,6 +17,7 @@ import torch
 from discreet.data.datasets import load_task
 from discreet.data.targets import SEQUENCES, FolderError, Target
 from discreet.node.nodes import node_client
+from discreet.node.work import work_of
 from discreet.per_example.objective import PADDING
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
@@ -206,10 +207,11 @@ def test_a_node_trains_on_sequences_of_its_own_and_of_its_own_length(model: str,
     (data / "data.toml").write_text(text.replace(LAYERS, model))
     tokens, tags = rows(20, seed=5, longest=3)
     np.savez(data / "train.npz", inputs=tokens[:, :3], tags=tags[:, :3], who=np.zeros(20))
-    client = node_client(request(load_config([*TAGGING, *USER_OFF, f"model.name={model}"])), {"data": str(data)})
+    run = load_config([*TAGGING, *USER_OFF, f"model.name={model}"])
+    client = node_client(work_of(request(run)), {"data": str(data)})
     assert client.examples.targets.shape == (20, 3)
     start = torch.cat([value.detach().flatten() for value in client.model.parameters()])
     asked = request(load_config([*TAGGING, *MORE, *USER_OFF, f"model.name={model}"]), clip_norm=math.inf)
-    found = client.answer(asked, start).update
+    found = client.answer(work_of(asked), start).update
     assert found.isfinite().all()
     assert found.any()
