@@ -89,7 +89,7 @@ def folder(path: Path, description: str = TAGGED, *, seed: int = 70111, count: i
     for name, number in (("train", count), ("test", 40)):
         tokens, tags = rows(number, seed=seed + len(name))
         owners = np.arange(number) % 8
-        np.savez(path / f"{name}.npz", inputs=tokens, tags=tags, who=owners)
+        np.savez(path / f"{name}.npz", inputs=tokens, tags=tags, who=owners + 1000 * (name == "test"))
     target = "" if "next_token" in description else 'target = "tags"\n'
     words = f'format = "npz"\nfile = "train.npz"\ntest = "test.npz"\nowner = "who"\nmodel = "{LAYERS}"\n{target}'
     (path / "data.toml").write_text(words + description)

@@ -12,7 +12,6 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
 from discreet.mechanisms.mechanism import SERVER, Mechanism, Statement, releases_of, stated
-from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from discreet.protocol.messages import TrainRequest
     from discreet.queries.query import Query
+    from discreet.server.cohort_sampling import CohortSampling
     from discreet.server.constant_guess import ConstantGuess  # it imports PyTorch
     from discreet.server.state import State
 
@@ -97,6 +97,8 @@ class Plan:
 
     @cached_property
     def sampling(self) -> CohortSampling:
+        from discreet.server.cohort_sampling import CohortSampling  # with PyTorch
+
         return CohortSampling.of(self.run)
 
     @property

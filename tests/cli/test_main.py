@@ -34,7 +34,7 @@ def test_every_verb_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -
 
 
 WRONG = {
-    "simulated": "No such command 'simulated'. Did you mean 'simulate'?",
+    "simulated": "No such command 'simulated'. (Did you mean one of: 'simulate', 'site'?)",
     "ledger shwo run": "Invalid value for 'ACTION:",
     "status": "Missing argument 'RUN'.",
     "status run --jsno": "No such option '--jsno'. Did you mean '--json'?",

@@ -216,8 +216,8 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
 ) -> None:
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
     monkeypatch.setattr(tuning, "require_room", lambda _: None)  # another run takes the room meanwhile
-    plan = planned(load_config(SMALL))
-    one = PrivacyLedger(((plan.mechanism.event(2.0), plan.run.rounds),)).epsilon(1e-3)
+    plan = planned(load_config([*SMALL, f"{NOISE}=2"]))
+    one = PrivacyLedger(((plan.mechanism.event(1), plan.run.rounds),)).epsilon(1e-3)
     assert main(over(people, one * 1.01)) == 2
     assert "one ended early: nothing is published" in capsys.readouterr().err
     assert not (people.parent / "out" / "chosen").exists()
