@@ -36,7 +36,7 @@ from discreet.dpsgd.poisson_batches import (
     owners_of,
     processes_of,
 )
-from discreet.dpsgd.step_account import account_of
+from discreet.dpsgd.step_account import account_name, account_of
 from discreet.models.models import torch_draws_from
 from discreet.per_example.objective import Loss, Tree, cross_entropy, given, modules_of, parameters_of
 from discreet.per_example.per_example import check_finite, clipped_gradient_sum, clipped_sum_by_owner
@@ -136,9 +136,8 @@ class DPSGD:
         check_price(plan, privacy, delta, target_epsilon)
 
         self._processes = processes_of(privacy.distributed)
-        plan, self._account = account_of(
-            plan, privacy, self._processes, delta=delta, target=target_epsilon, by_owner=owners is not None
-        )
+        account = replace(privacy, data_owner=account_name(privacy.data_owner, by_owner=owners is not None))
+        plan, self._account = account_of(plan, account, self._processes, delta=delta, target=target_epsilon)
         self._plan, self._clip_norm, self._has_epochs = plan, plan.first_clip_norm, steps is None
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
@@ -293,8 +292,11 @@ class DPSGD:
             check_classes(targets)
         if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
             loss = cross_entropy  # the one whose gradient is known
-        of = clipped_gradient_sum if owners is None else partial(clipped_sum_by_owner, owners=owners)
-        total, norms = of(self._model, inputs, targets=targets, clip_norm=self._clip_norm, loss=loss)
+        how: dict[str, Any] = {"clip_norm": self._clip_norm, "loss": loss}
+        if owners is None:
+            total, norms = clipped_gradient_sum(self._model, inputs, targets=targets, **how)
+        else:
+            total, norms = clipped_sum_by_owner(self._model, (inputs, targets), owners, **how)
         finite = norms[norms.isfinite()]
         below = (finite <= self._clip_norm).to(total.dtype)
         return [total, below.sub_(0.5).sum(), torch.tensor([len(norms), len(finite)], device=total.device)]

@@ -145,25 +145,18 @@ class StepAccount:
 
 
 def account_of(
-    plan: LoopPlan,
-    privacy: LoopPrivacy,
-    processes: Processes,
-    *,
-    delta: float,
-    target: float | None,
-    by_owner: bool = False,
+    plan: LoopPlan, privacy: LoopPrivacy, processes: Processes, *, delta: float, target: float | None
 ) -> tuple[LoopPlan, StepAccount]:
     """The plan with the noise that a target needs after what was spent, the same in all processes, and its account,
     which the first process keeps."""
     is_first, n = processes.rank == 0, plan.num_examples
-    account = account_name(privacy.data_owner, by_owner=by_owner)
     ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
     if target is not None and is_first:
-        spent = spent_in(ledger, account).entries
+        spent = spent_in(ledger, privacy.data_owner).entries
         plan = plan.within(target, spent, delta=delta, accountant=privacy.accountant)
     plan = processes.first(lambda: plan)
     if plan.num_examples != n:
         raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
     most = target if privacy.max_epsilon is None else privacy.max_epsilon
     budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
-    return plan, StepAccount(plan.events(), budget, ledger, account)
+    return plan, StepAccount(plan.events(), budget, ledger, privacy.data_owner)

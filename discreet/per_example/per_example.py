@@ -32,6 +32,7 @@ from discreet.per_example.objective import (
     Objective,
     Tree,
     as_tree,
+    batches_in,
     count_of,
     cross_entropy,
     filled,
@@ -97,17 +98,12 @@ def clipped_gradient_sum(
 
 
 def clipped_sum_by_owner(
-    model: nn.Module,
-    inputs: Tree,
-    owners: Tensor,
-    *,
-    targets: Tree = None,
-    clip_norm: float,
-    loss: Loss = cross_entropy,
+    model: nn.Module, batch: tuple[Tree, Tree], owners: Tensor, *, clip_norm: float, loss: Loss = cross_entropy
 ) -> tuple[Tensor, Tensor]:
     """As `clipped_gradient_sum`, for owners: the gradient of the mean loss over an owner's rows is clipped as one.
 
     Args:
+      batch: inputs and targets as there, with a row for each of n; no graphs.
       owners: (n,), whole numbers: the owner of each row.
 
     Returns:
@@ -115,8 +111,10 @@ def clipped_sum_by_owner(
       all its rows changes total by at most C.
     """
     check_clip(clip_norm, "clip_norm")
-    objective, inputs = objective_of(model, loss), as_tree(inputs)
-    targets = inputs if targets is None else as_tree(targets)
+    objective, inputs = objective_of(model, loss), as_tree(batch[0])
+    targets = inputs if batch[1] is None else as_tree(batch[1])
+    if not all(isinstance(part, Tensor) for part in batches_in((inputs, targets))):
+        raise ValueError("owners: a graph is a unit by itself, and has no owner")
     if count_of(inputs, targets) != len(owners):
         raise ValueError(f"owners must be one for each row, {count_of(inputs)}, not {len(owners)}")
     unique: Any = torch.unique

@@ -72,7 +72,8 @@ class Undrawn(TorchFunctionMode):
             args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
             named = {key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4}
         if name in RECURRENT:
-            args = (*args[:5], 0.0, *args[6:])  # not its `train`: a GPU has no backward pass without it
+            at = 6 if isinstance(args[3], list | tuple) else 5  # of packed sequences, and of others
+            args = (*args[:at], 0.0, *args[at + 1 :])  # not its `train`: a GPU has no backward pass without it
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)

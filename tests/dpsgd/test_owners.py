@@ -75,7 +75,7 @@ def test_the_gradient_of_the_mean_loss_of_an_owners_rows_is_clipped_as_one(build
         flat = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, parameters)])
         lengths.append(float(flat.norm()))
         wanted = wanted + flat * min(1.0, 0.1 / lengths[-1])
-    total, norms = clipped_sum_by_owner(model, inputs, owners, targets=targets, clip_norm=0.1)
+    total, norms = clipped_sum_by_owner(model, (inputs, targets), owners, clip_norm=0.1)
     torch.testing.assert_close(norms, torch.tensor(lengths), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-6)
 
@@ -83,9 +83,9 @@ def test_the_gradient_of_the_mean_loss_of_an_owners_rows_is_clipped_as_one(build
 def test_an_owner_with_all_its_rows_moves_the_sum_by_at_most_the_clip_norm() -> None:
     model, (inputs, targets) = perceptron(), data()
     owners = torch.tensor([int(name.split()[1]) for name in OWNERS])
-    total, _ = clipped_sum_by_owner(model, inputs, owners, targets=targets, clip_norm=0.01)
+    total, _ = clipped_sum_by_owner(model, (inputs, targets), owners, clip_norm=0.01)
     rest = owners != 4
-    less, _ = clipped_sum_by_owner(model, inputs[rest], owners[rest], targets=targets[rest], clip_norm=0.01)
+    less, _ = clipped_sum_by_owner(model, (inputs[rest], targets[rest]), owners[rest], clip_norm=0.01)
     by_row, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.01)
     without, _ = clipped_gradient_sum(model, inputs[rest], targets=targets[rest], clip_norm=0.01)
     assert float((total - less).norm()) <= 0.01 * (1 + 1e-5)
@@ -105,8 +105,8 @@ def test_a_model_that_vmap_can_not_follow_takes_one_owner_after_the_other() -> N
     model = seeded(Reads)
     plain = nn.Sequential(model.layer)
     centred = inputs - inputs.mean(1, keepdim=True)
-    total, _ = clipped_sum_by_owner(model, inputs, owners, targets=targets, clip_norm=0.1)
-    wanted, _ = clipped_sum_by_owner(plain, centred, owners, targets=targets, clip_norm=0.1)
+    total, _ = clipped_sum_by_owner(model, (inputs, targets), owners, clip_norm=0.1)
+    wanted, _ = clipped_sum_by_owner(plain, (centred, targets), owners, clip_norm=0.1)
     torch.testing.assert_close(total, wanted)
 
 
@@ -133,7 +133,7 @@ def test_a_step_is_the_noised_sum_of_the_drawn_owners() -> None:
     drawn = [int((inputs == row).all(1).nonzero()) for row in rows]
     named = sorted(set(OWNERS))
     owners = torch.tensor([named.index(OWNERS[place]) for place in drawn])
-    total, _ = clipped_sum_by_owner(model, inputs[drawn], owners, targets=targets[drawn], clip_norm=1.0)
+    total, _ = clipped_sum_by_owner(model, (inputs[drawn], targets[drawn]), owners, clip_norm=1.0)
     loop.step(rows, labels)
     found = torch.cat([value.grad.flatten() for value in loop._model.parameters() if value.grad is not None])
     torch.testing.assert_close(found, total / 3, rtol=1e-4, atol=1e-6)
@@ -201,8 +201,8 @@ def test_a_mean_over_the_rows_of_an_owner_is_no_mean_over_owners() -> None:
     model, (inputs, targets) = perceptron(), data(6)
     twice = torch.cat([inputs, inputs]), torch.cat([targets, targets])
     owners = torch.arange(6)
-    once, _ = clipped_sum_by_owner(model, inputs, owners, targets=targets, clip_norm=0.1)
-    both, _ = clipped_sum_by_owner(model, twice[0], torch.cat([owners, owners]), targets=twice[1], clip_norm=0.1)
+    once, _ = clipped_sum_by_owner(model, (inputs, targets), owners, clip_norm=0.1)
+    both, _ = clipped_sum_by_owner(model, (twice[0], twice[1]), torch.cat([owners, owners]), clip_norm=0.1)
     single, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.1, loss=cross_entropy)
     torch.testing.assert_close(once, both)
     torch.testing.assert_close(once, single)
