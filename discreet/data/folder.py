@@ -326,7 +326,12 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
 
 def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
     """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
-    if description.inputs or description.columns or description.format in ("npz", "idx"):
+    if (
+        description.inputs
+        or description.columns
+        or description.format in ("npz", "idx")
+        or description.text is not None
+    ):
         return description
     found = _opened(_file(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})

@@ -27,7 +27,7 @@ from discreet.flower.serving import serve
 from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
 from discreet.server import session
-from discreet.server.round import CohortSampling
+from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.run_folder import SECRETS, RunFolder
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY

@@ -155,7 +155,7 @@ WRONG = [
     (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
     (lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'), "must lie in"),
     (lambda folder: csv_folder(folder, extra='inputs = ["p0"]'), r"1 inputs a row, not 64 for the shape \(1, 8, 8\)"),
-    (lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)), "line 2: the column p3 is missing"),
+    (lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)), "line 2: p3 is empty"),
     (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
     (lambda folder: csv_folder(folder, extra='classes = ["a"]'), "line 2: the class is not in classes"),
 ]
