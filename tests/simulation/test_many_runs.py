@@ -188,7 +188,7 @@ KINDS = {
     "user level": (NOISED, "training.batch_size=8", "data.num_clients=40"),
     "example level": (NOISED, "privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9"),
     "an own model with dropout": (NOISED, "model.name=benchmarks.own_models:dropping"),
-    "local": (NO_USER, "privacy.local.epsilon=20", "privacy.local.kind=gaussian"),
+    "local": (NO_USER, "privacy.local.epsilon=20", "privacy.local.max_epsilon=30", "privacy.local.kind=gaussian"),
     "secure": (NOISED, "privacy.user.aggregation=secure"),
     "shared step": (
         *(NO_USER, "privacy.example.enabled=true", "privacy.example.aggregation=secure", "training.batch_size=300"),
