@@ -459,9 +459,9 @@ def test_a_branch_on_what_was_drawn_is_not_watched() -> None:
 @pytest.mark.usefixtures("built_is_an_error")
 def test_examples_that_answer_differently_are_run_apart() -> None:
     def between(model: Forward, x: Tensor) -> Tensor:
-        return x.relu() if bool((x.detach() > 0).any()) and x.sum() > -1 else model.first(x)
+        return x.relu() if bool((x.detach() > 0.4).any()) else model.first(x)
 
-    assert_matches(seeded(lambda: Forward(between)), rows(), TARGETS, clip=0.2)
+    assert_matches(seeded(lambda: Forward(between)), 2 * rows(), TARGETS, clip=0.2)
 
 
 ANSWERS: list[bool] = []
