@@ -40,17 +40,17 @@ from benchmarks.device_models import Make, device_cases
 from benchmarks.loop_speed import (
     CLIP,
     NOISE_MULTIPLIER,
-    SEED,
     UNSERVED,
     Step,
     clipped_sum,
     opacus_step,
     private_step,
+    seeded,
 )
 from benchmarks.people_models import CASES, Case
 from benchmarks.side_by_side import Call, Row, peak_bytes
 from discreet.cli.console import print_table
-from discreet.per_example.trial import Undrawn
+from discreet.per_example.trial import Undrawn, exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
 
@@ -147,7 +147,7 @@ def _rows_within(bench: Bench, section: str, cases: dict[str, Callable[[], Row]]
 
 def sum_rows(bench: Bench) -> Iterator[Row]:
     """The relative error of each model's clipped sum to the CPU's, with half of the norms clipped."""
-    with _exact_products():
+    with exact_products():
         yield from _rows_within(bench, "sums", {name: partial(_sum_row, CASES[name], bench) for name in CASES})
 
 
@@ -156,23 +156,12 @@ def _sum_row(build: Callable[[], Case], bench: Bench) -> Row:
 
 
 def _sum_error(build: Callable[[], Case], device: torch.device) -> float:
-    case = _seeded(build)
+    case = seeded(build)
     with Undrawn():
         clip_norm = float(clipped_sum(case, 1.0)[1].median())
         wanted = clipped_sum(case, clip_norm)[0]
         found = clipped_sum(on_device(case, device), clip_norm)[0].cpu()
     return float((found - wanted).norm() / wanted.norm())
-
-
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """Within it a GPU multiplies in float32, convolutions too: TF32 has 10 bits."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 def step_rows(bench: Bench) -> Iterator[Row]:
@@ -372,19 +361,13 @@ def _command(words: list[str]) -> list[str]:
 
 
 def _made(make: Make, count: int, device: torch.device) -> Case:
-    return on_device(_seeded(lambda: make(count)), device)
+    return on_device(seeded(lambda: make(count)), device)
 
 
 def on_device(case: Case, device: torch.device) -> Case:
     """The case with its model and its batch there; the model is moved, not copied."""
     inputs, targets = tree_map_only(torch.Tensor, lambda value: value.to(device), (case.inputs, case.targets))
     return case._replace(model=case.model.to(device), inputs=inputs, targets=targets)
-
-
-def _seeded(build: Callable[[], Case]) -> Case:
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        return build()
 
 
 def _free(bench: Bench) -> None:

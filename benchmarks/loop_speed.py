@@ -94,13 +94,13 @@ class _Said(logging.Handler):
 def _row(build: Callable[[], Case], seconds: float, said: _Said, stepped: Callable[[Case], Step]) -> Row:
     said.way = "watched"
     try:
-        case = _seeded(build)
+        case = seeded(build)
         clipped_sum(case, CLIP)  # also tries the model
     except (ImportError, ValueError) as error:
         return {"way": str(error)}
     calls: dict[str, Call] = {"plain": lambda: plain_gradient(case), "sum": lambda: clipped_sum(case, CLIP)}
     plain, ours = map(peak_bytes, calls.values())
-    step = stepped(_seeded(build))
+    step = stepped(seeded(build))
     calls["step"], peak = step.take, _peak(step)
     opacus, theirs, mode = _opacus(build)
     calls |= {"Opacus": opacus} if opacus else {}
@@ -112,7 +112,7 @@ def _row(build: Callable[[], Case], seconds: float, said: _Said, stepped: Callab
     return row | {"way": said.way}
 
 
-def _seeded(build: Callable[[], Case]) -> Case:
+def seeded(build: Callable[[], Case]) -> Case:
     """The same case each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -132,7 +132,7 @@ def _opacus(build: Callable[[], Case]) -> tuple[Call | None, int, str]:
     found, reason = [], ""
     for mode in OPACUS_MODES:
         try:
-            step = opacus_step(mode, _seeded(build))
+            step = opacus_step(mode, seeded(build))
             peak, begin = _peak(step), time.process_time()
         except UNSERVED as error:
             reason = reason or f"none: {error}"

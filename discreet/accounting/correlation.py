@@ -63,7 +63,8 @@ def factor_and_weights(kind: str, bandwidth: int, rounds: int) -> tuple[Series, 
         raise ValueError(f"there is no noise of the kind {kind} with bandwidth {bandwidth} for {rounds} rounds")
     steps = np.arange(1, rounds)
     root = np.concatenate(([1.0], np.cumprod((2 * steps - 1) / (2 * steps))))
-    band = np.arange(rounds) < (1 if kind == NONE else rounds if kind == SQRT else bandwidth)
+    width = {NONE: 1, SQRT: rounds}.get(kind, bandwidth)
+    band = np.arange(rounds) < width
     if kind == BISR:
         weights = np.where(band, -root / (2 * np.arange(rounds) - 1), 0.0)
         factor = _inverse(weights)

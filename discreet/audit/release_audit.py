@@ -107,7 +107,10 @@ class Repeated:
         for number, is_in in enumerate(included):
             own = source.child(str(is_in), number % count)
             drawn = FIRST in self.sampling.draw(population, own.child("cohort"))
-            values.append(score((1 if is_in else out) if drawn else 0, own.child("noise")))
+            sent = 0
+            if drawn:
+                sent = 1 if is_in else out
+            values.append(score(sent, own.child("noise")))
         return Scores(np.array(values), included)
 
 

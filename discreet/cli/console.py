@@ -32,4 +32,8 @@ def print_table(rows: Sequence[dict[str, object]] | Sequence[dict[str, str]]) ->
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)

@@ -249,8 +249,11 @@ def _changed(value: Any) -> Any:
         return 0.5 * value + 0.125
     if not isinstance(value, Tensor | np.ndarray):
         return value
-    whole = torch.as_tensor(value)
-    changed = 0.5 * whole + 0.125 if whole.is_floating_point() else whole.flip(0) if whole.dim() else whole
+    changed = torch.as_tensor(value)
+    if changed.is_floating_point():
+        changed = 0.5 * changed + 0.125
+    elif changed.dim():
+        changed = changed.flip(0)
     return changed if isinstance(value, Tensor) else changed.numpy()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import layout_of, only_arrays
@@ -17,12 +17,11 @@ from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import policy_from
 from discreet.node.secure_aggregation import answer_masking
-from discreet.node.work import read_work, work_of
+from discreet.node.work import read_request, work_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING, read_masking
-from discreet.protocol.messages import MalformedMessage
+from discreet.protocol.masked_messages import MASKING, read_masking, take_asked
 from discreet.settings.privacy import USER, Sizes
 
 ClientAppCallable = Callable[[Message, Context], Message]
@@ -58,18 +57,13 @@ def _refuse() -> RecordDict:
 def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
     content = RecordDict(dict(message.content))
     _, virtual = read_masking(content)
-    record = content.pop(ASKED, None)
-    del content[MASKING]
-    if not isinstance(record, ConfigRecord):
-        raise MalformedMessage("the message holds no train request of this version of Discreet")
-    items: dict[str, object] = dict(record)
-    frozen = items.pop(FROZEN, None)
-    asked = read_work(items, context.node_config)
+    items, frozen = take_asked(content)
+    request = read_request(items, context.node_config)
     arrays = only_arrays(content, "the message")
-    layout = layout_of(arrays, frozen=[str(each) for each in frozen] if isinstance(frozen, list) else ())
+    layout = layout_of(arrays, frozen=frozen)
     params, data_owner = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
-    asked = work_of(asked.request, Sizes(layout.num_params))
-    request, accounts = asked.request, accounts_of(asked.run, virtual, context.node_config)
+    asked = work_of(request, Sizes(layout.num_params))
+    accounts = accounts_of(asked.run, virtual, context.node_config)
     policy = policy_from(context.node_config)
     message.content = content
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from discreet.flower.array_layout import ArrayLayout, layout_of
 from discreet.guard.guard_policy import GuardPolicy, MetricSettings, Terms
+from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.node.account import Refused
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import Grid, grid_for
@@ -30,7 +31,6 @@ from discreet.protocol import messages
 from discreet.protocol.messages import MalformedMessage
 from discreet.settings.rules import ConfigError
 
-MOVES = 2  # clip norms by which one unit moves the sum: its block changes, and stays
 Vector = NDArray[np.float32]
 
 

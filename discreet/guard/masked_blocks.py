@@ -17,21 +17,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.flower.array_layout import ArrayLayout, only_arrays
-from discreet.guard.block_release import MOVES, BlockRelease, BlockSum, read_layout
+from discreet.guard.block_release import BlockRelease, BlockSum, read_layout
 from discreet.guard.guard_policy import GuardPolicy, Terms
+from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused
 from discreet.node.policy import ROUNDING
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING
-from discreet.protocol.messages import MalformedMessage, TrainRequest, request_of
+from discreet.protocol.masked_messages import take_asked
+from discreet.protocol.messages import TrainRequest, request_of
 from discreet.settings.privacy import USER, Sizes
 
 if TYPE_CHECKING:
@@ -97,15 +98,9 @@ def block_event(sums: SecureSum, blocks: int) -> DpEvent:
 def read_masked(message: Message, policy: GuardPolicy, charge: Charge, *, run: RunBlocks) -> MaskedBlocks:
     """The work that a message asks for. Refused: it is none that a guard does. MalformedMessage: it can't be read."""
     content = RecordDict(dict(message.content))
-    asked = content.pop(ASKED, None)
-    del content[MASKING]
-    if not isinstance(asked, ConfigRecord):
-        raise MalformedMessage("the message holds no train request of this version of Discreet")
-    items: dict[str, object] = dict(asked)
-    frozen = items.pop(FROZEN, None)
+    items, frozen = take_asked(content)
     request = request_of(items)
-    patterns = tuple(str(each) for each in frozen) if isinstance(frozen, list) else ()
-    terms = Terms(request.clip_norm, policy.min_noise_multiplier, patterns)
+    terms = Terms(request.clip_norm, policy.min_noise_multiplier, frozen)
     layout = read_layout(only_arrays(content, "the message"), policy, terms)
     sums = _sum_of(request, layout, policy)
     blocks = BlockRelease(layout.num_params, terms, 1.0, policy.blocks.count)

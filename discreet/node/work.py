@@ -58,14 +58,19 @@ def work_of(request: TrainRequest, sizes: Sizes = PLANNED) -> Work:
     return Work(request, run, mechanisms, training, asked.query, at_server, is_charged, has_own_noise)
 
 
-def read_work(items: Mapping[str, object], node_config: Mapping[str, object]) -> Work:
-    """The work of a request as it travels, at a node with this `--node-config`.
+def read_request(items: Mapping[str, object], node_config: Mapping[str, object]) -> TrainRequest:
+    """A request as it travels, at a node with this `--node-config`.
 
     Raises:
       Refused: the request names code or a folder that the owner has not named.
       MalformedMessage: as `request_of`.
     """
-    return work_of(request_of(items, allowed=partial(check_names, node_config=node_config)))
+    return request_of(items, allowed=partial(check_names, node_config=node_config))
+
+
+def read_work(items: Mapping[str, object], node_config: Mapping[str, object]) -> Work:
+    """The work of a request as it travels. Errors as `read_request`."""
+    return work_of(read_request(items, node_config))
 
 
 def read_message(content: RecordDict, node_config: Mapping[str, object]) -> tuple[Work, Tensor]:

@@ -138,7 +138,11 @@ def graphs_in(tree: Any) -> Graphs | None:
     Raises:
       ValueError: an edge joins two graphs, or a tensor has other rows than its place or name says.
     """
-    values = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, tuple) else []
+    values: list[tuple[Any, Any]] = []
+    if isinstance(tree, dict):
+        values = list(tree.items())
+    elif isinstance(tree, tuple):
+        values = list(enumerate(tree))
     if not all(isinstance(value, Tensor) and value.dim() for _, value in values):
         return None
     whole = [(key, value) for key, value in values if value.dtype == torch.int64]

@@ -136,7 +136,7 @@ class RandomSource:
         at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
             pairs = (len(part) + 1) // 2
-            _scratch.reserve(at_once if count > at_once else pairs)
+            _scratch.reserve(pairs)
             words = _scratch.words[: pairs + (pairs + 1) // 2]
             self._fill(words.numpy())
             if device.type == "cpu":

@@ -56,6 +56,24 @@ def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecor
     return ConfigRecord({_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})})
 
 
+def take_asked(content: RecordDict) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The train request beside another app's records, as it travels, and the patterns of its frozen arrays.
+
+    Takes them and the masking record out of `content`: what is left is the app's own.
+
+    Raises:
+      MalformedMessage: there is no train request.
+    """
+    record = content.pop(ASKED, None)
+    del content[MASKING]
+    if not isinstance(record, ConfigRecord):
+        raise MalformedMessage("the message holds no train request of this version of Discreet")
+    items: dict[str, object] = dict(record)
+    frozen = items.pop(FROZEN, None)
+    patterns = tuple(str(each) for each in frozen) if isinstance(frozen, list) else ()
+    return items, patterns
+
+
 def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
     """Reads what `masking_record` wrote.
 

@@ -125,7 +125,11 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
             errors = [each.error for _, each in points]
             rounds, values = [at for at, _ in points], [each.value for _, each in points]
             axes.errorbar(rounds, values, yerr=errors, color=SERIES[0], alpha=0.5, fmt="none")
-        by = "test set or clients" if len(rated) > 1 else "by clients" if True in rated else "public test set"
+        by = "public test set"
+        if len(rated) > 1:
+            by = "test set or clients"
+        elif True in rated:
+            by = "by clients"
         axes.set_ylabel(f"{word}, {by}")
         _count_rounds(axes)
         notes = [_RATED] * (True in rated) + [_MEANS] * any(len(group.records) > 1 for group in groups)

@@ -80,10 +80,18 @@ class Question:
         three = {"noise": self.noise, "epsilon": self.epsilon, "rounds": self.rounds}
         return {name: value for name, value in three.items() if value is not None}
 
+    @property
+    def _asked(self) -> str:
+        """The name of the number that is asked for."""
+        if self.epsilon is None:
+            return "epsilon"
+        if self.noise is None:
+            return "noise"
+        return "rounds"
+
     def answer(self, price: Price) -> float:
         """The third number. Raises ValueError if there is none."""
-        asked = price.epsilon if self.epsilon is None else price.noise if self.noise is None else price.rounds
-        return asked(**self._given, delta=self.delta)  # type: ignore[arg-type]
+        return getattr(price, self._asked)(**self._given, delta=self.delta)  # type: ignore[no-any-return]
 
     def running_sums(self, prices: Sequence[Price]) -> list[str]:
         """The noise on the running sum, in words, of those whose noise is correlated."""
@@ -99,7 +107,7 @@ class Question:
 
     def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:
         """All prices side by side; the answer of each against the first one, or the reason why there is none."""
-        name = "epsilon" if self.epsilon is None else "noise multiplier" if self.noise is None else "rounds"
+        name = {"noise": "noise multiplier"}.get(self._asked, self._asked)
         rows, first = list[dict[str, object]](), 0.0
         for price in prices:
             try:

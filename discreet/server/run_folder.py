@@ -380,4 +380,8 @@ def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return str(value)
