@@ -188,6 +188,8 @@ def test_no_worker_outlives_the_loop() -> None:
 
     loop = private(linear(), dataset=DataLoader(Pairs(), BATCH, num_workers=1), epochs=1)
     run(loop)
+    for process in processes.active_children():
+        process.join(20)  # on a busy machine one that was told to end takes a moment
     assert processes.active_children() == []
 
 
