@@ -307,7 +307,9 @@ def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_ap
         assert [row["replies"] for row in deployment.rows("/runs/refused")] == ["0"]
         told = deployment.in_service("superlink", "discreet", "status", "/runs/refused")
         assert "error 1" in told
-        assert "Read-only file system" in told
+        assert "OSError (code 2); the client's own log says why" in told
+        assert "Read-only file system" not in told  # the server keeps no word of a client's error
+        assert "Read-only file system" in apart.compose("logs")
     finally:
         print(apart.compose("logs", "--tail", "40"))
         apart.compose("down", "--volumes")
