@@ -101,12 +101,13 @@ def command(
     ledgers = [DurableLedger(path) for path in files if path.exists()]
     code = 0
     if not ledgers:
-        raise LedgerError(f"{run} holds no ledger")
+        raise LedgerError(f"{run} holds no ledger: {files[0]} is missing")
     if action == "show":
         if delta is None:
             delta = _delta_of(run, ledgers[0])
         print(f"epsilon at delta {delta:g}")
-        print(*(line for ledger in ledgers for line in _spending(ledger, delta)), sep="\n")
+        whole = [ledger.whole() for ledger in ledgers]
+        print(*(line for ledger in whole for line in _spending(ledger, delta)), sep="\n")
         return 0
     for ledger in ledgers:
         if action == "export":
@@ -117,7 +118,7 @@ def command(
             ledger.adopt()
             print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
         else:
-            faults = ledger.verify()
+            faults = ledger.verify() or ledger.lacking()
             print(
                 f"{ledger.path.name}: "
                 f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}"
@@ -152,10 +153,13 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
 
 def _delta_of(run: Path, ledger: DurableLedger) -> float:
     """The run's or the population's own delta; of another ledger `DEFAULT_DELTA`."""
+    facts = ledger.facts()
+    if "privacy.delta" in facts:
+        return float(facts["privacy.delta"])
+    if is_account(facts):
+        return float(facts["delta"])
     if (run / CONFIG).exists():
         return RunFolder(run).read_config().privacy.delta
-    if is_account(ledger.facts()):
-        return float(ledger.facts()["delta"])
     return DEFAULT_DELTA
 
 

@@ -28,6 +28,7 @@ create index by_path on ledgers (path);
 """
 
 
+RECALL = "select identity, rows, head from ledgers where identity = ?"
 COLUMNS: dict[str, type] = dict.fromkeys(
     ("number", "round", "count", "sum(count)", "last", "rows"), int
 ) | (
@@ -129,6 +130,19 @@ class RollbackGuard:
             known._execute("pragma synchronous = normal")
             yield known
 
+    @staticmethod
+    def known_here(identity: str) -> LedgerPosition | None:
+        """The position of a ledger after this machine's last charge, for who only reads it; None
+        if it is not known, or the file can't be read. The file is not made."""
+        try:
+            address = f"{(state_folder() / 'ledgers.db').resolve().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS)) as connection:
+                connection.row_factory = typed
+                rows = connection.execute(RECALL, (identity,)).fetchall()
+        except (LedgerError, sqlite3.DatabaseError):
+            return None
+        return LedgerPosition(*rows[0]) if rows else None
+
     def _execute(self, statement: str, values: Sequence[object] = ()) -> tuple[list[Any], int]:
         """All rows, and how many were changed."""
         try:
@@ -140,8 +154,7 @@ class RollbackGuard:
     def recall(self, identity: str) -> LedgerPosition | None:
         """The position of a ledger after this machine's last charge; None if it never charged
         it."""
-        query = "select identity, rows, head from ledgers where identity = ?"
-        rows, _ = self._execute(query, (identity,))
+        rows, _ = self._execute(RECALL, (identity,))
         if rows:
             return LedgerPosition(*rows[0])
         return None

@@ -62,7 +62,8 @@ def _releases(record: RunRecord, guarantee: str) -> list[Release]:
     path = record.path / ("ledger.db" if at_server else CLIENTS_LEDGER)
     if not path.is_file():
         return []
-    return [release for release in DurableLedger(path).releases() if release.guarantee == guarantee]
+    rows = DurableLedger(path).whole().releases()
+    return [release for release in rows if release.guarantee == guarantee]
 
 
 def _by_data_owner(releases: Iterable[Release]) -> dict[str, Entries]:

@@ -78,6 +78,7 @@ def test_the_account_is_shown_with_what_is_left_of_it(tmp_path: Path) -> None:
 
 READERS = (("report",), ("status",), ("ledger", "show"))
 UNREAD = {
+    ("ledger", "show", "config.yaml"),  # the ledger itself says the run's delta
     ("ledger", "show", "metrics.csv"),
     ("ledger", "show", "privacy.json"),
     ("status", "privacy.json"),
